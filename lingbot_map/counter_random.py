@@ -1,0 +1,51 @@
+"""Random numbers that are pure functions of (seed, position), exact on every device."""
+
+import math
+
+import torch
+
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
+_MIX_2 = 0x94D049BB133111EB - 2**64
+_CELL_I = 0x9E3779B1 - 2**32
+_CELL_J = 0x85EBCA77 - 2**32
+
+
+def uniforms(seeds: torch.Tensor, stream: int, *shape: int) -> torch.Tensor:
+    """
+    Return float64 numbers (B, *shape) in [0, 1) for int64 seeds (B,).
+
+    Each seed's numbers depend on that seed and the stream alone. splitmix64.
+    """
+    counter = torch.arange(math.prod(shape), device=seeds.device)
+    start = _mix64(_mix64(seeds) + stream * 0x632BE5AB)
+    bits = _mix64(start[:, None] + (counter + 1) * _GOLDEN)
+    return (_shift64(bits, 11).double() * 2.0**-53).reshape(-1, *shape)
+
+
+def hash32(x: torch.Tensor) -> torch.Tensor:
+    """Return well mixed int32 numbers of int32 numbers ('lowbias32', C. Wellons)."""
+    x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * (0x846CA68B - 2**32)
+    return x ^ ((x >> 16) & 0xFFFF)
+
+
+def hash_cell(i: torch.Tensor, j: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Return int32 hashes of the int32 cell (i, j) of the pattern with the int32 key."""
+    return hash32(i * _CELL_I + j * _CELL_J + key)
+
+
+def hash_fraction(hashed: torch.Tensor, part: int) -> torch.Tensor:
+    """Return float32 numbers in [0, 1]: ten bits of each hash, part 0, 1 or 2."""
+    return ((hashed >> (10 * part)) & 1023).float() * (1.0 / 1023.0)
+
+
+def _mix64(x: torch.Tensor) -> torch.Tensor:
+    x = (x ^ _shift64(x, 30)) * _MIX_1
+    x = (x ^ _shift64(x, 27)) * _MIX_2
+    return x ^ _shift64(x, 31)
+
+
+def _shift64(x: torch.Tensor, bits: int) -> torch.Tensor:
+    # torch shifts int64 arithmetically; the mask drops the copies of the sign bit
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,64 @@
+"""The residual block that the patch encoder, the trunk and the camera head share (spec section 2)."""
+
+import torch
+from torch import nn, Tensor
+from torch.nn import functional as F
+
+from lingbot_map.layers.attention import Attend, attend_fully, Attention, LayerNorm, project
+from lingbot_map.layers.rope import Rotary
+
+
+class LayerScale(nn.Module):
+    """Scale channels by learned factors."""
+
+    def __init__(self, dim: int, value: float = 1.0):
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((dim,), value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+class Mlp(nn.Module):
+    """Two linear layers with an exact GELU between them."""
+
+    def __init__(self, dim: int, hidden: int, out: int):
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden)
+        self.fc2 = nn.Linear(hidden, out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(project(self.fc1, x)))
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP with LayerScale.
+
+    The hot parts `attn_pre`, `attn.proj` and `ffn_residual` are callable units of their own, so that
+    they can be compiled while attention over a cache stays outside (spec section 16).
+    """
+
+    def __init__(self, dim: int, num_heads: int, mlp_ratio: float, eps: float = 1e-5,
+                 qk_norm: bool = False):
+        super().__init__()
+        self.norm1 = LayerNorm(dim, eps=eps)
+        self.attn = Attention(dim, num_heads, qk_norm)
+        self.ls1 = LayerScale(dim)
+        self.norm2 = LayerNorm(dim, eps=eps)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), dim)
+        self.ls2 = LayerScale(dim)
+
+    def forward(self, x: Tensor, rotary: Rotary | None = None,
+                attend: Attend = attend_fully) -> Tensor:
+        """Return tokens (B, N, dim); `attend` decides which keys the queries see."""
+        q, k, v = self.attn_pre(x, rotary)
+        x = x + self.ls1(self.attn.merge(attend(q, k, v)))
+        return self.ffn_residual(x)
+
+    def attn_pre(self, x: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys, values: norm, projection, q/k norm and rotation."""
+        return self.attn.heads(self.norm1(x), rotary)
+
+    def ffn_residual(self, x: Tensor) -> Tensor:
+        """Return x plus its scaled MLP."""
+        return x + self.ls2(self.mlp(self.norm2(x)))

@@ -1,0 +1,181 @@
+"""StreamMemory: everything that outlives a frame, allocated once (spec sections 8 and 9).
+
+Per trunk layer one buffer of key rows holds, side by side,
+
+    special tokens, newest first   |   frame slots 0 .. anchors + window - 1   |   scratch slot
+    row: special_rows - 6 (n + 1)  |   special_rows + slot * patches
+
+so the keys that a frame sees are always one contiguous slice: attention needs no mask, no copy and no
+shift, since rotary positions are already in the keys and softmax ignores their order.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lingbot_map.layers.attention import attend_fully
+
+
+class StreamLimitError(RuntimeError):
+    """The memory holds as many frames as it was made for."""
+
+
+@dataclass(frozen=True)
+class MemoryShape:
+    """Sizes of a memory; `patches` and `specials` count tokens per frame."""
+
+    layers: int
+    heads: int
+    head_dim: int
+    patches: int
+    specials: int
+    anchors: int  # first kept frames, whose patches stay for ever
+    window: int  # newest kept frames after the anchors whose patches stay
+    max_keyframes: int  # frames that can be kept between two resets
+    camera_iterations: int
+    camera_depth: int
+    camera_heads: int
+    camera_head_dim: int
+
+    @property
+    def resident(self) -> int:
+        """Frames whose patches can be held at once, without the scratch slot."""
+        return min(self.anchors + self.window, self.max_keyframes)
+
+    @property
+    def special_rows(self) -> int:
+        return self.specials * (self.max_keyframes + 1)
+
+    @property
+    def rows(self) -> int:
+        return self.special_rows + self.patches * (self.resident + 1)
+
+
+class StreamMemory:
+    """Cached keys and values of one sequence; the protocol is write, forward, commit or undo."""
+
+    def __init__(self, shape: MemoryShape, device: torch.device, dtype: torch.dtype):
+        self.shape, self.device, self.dtype = shape, device, dtype
+        trunk = (shape.layers, 1, shape.heads, shape.rows, shape.head_dim)
+        camera = (shape.camera_iterations, max(shape.camera_depth, 1), 1, shape.camera_heads,
+                  shape.max_keyframes + 1, shape.camera_head_dim)
+        self._keys = torch.zeros(trunk, device=device, dtype=dtype)
+        self._values = torch.zeros(trunk, device=device, dtype=dtype)
+        self._camera_keys = torch.zeros(camera, device=device)
+        self._camera_values = torch.zeros(camera, device=device)
+        self.slot_frames = [-1] * (shape.resident + 1)  # kept number of the frame in each slot
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all frames; the buffers stay."""
+        self.kept = 0
+        self._frames = self._visible_slots = 0
+        self._in_scratch = False
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the buffers in bytes."""
+        return sum(t.nbytes for t in (
+            self._keys, self._values, self._camera_keys, self._camera_values))
+
+    @property
+    def index(self) -> Tensor:
+        """Temporal positions (S,) of the frames being written."""
+        return torch.arange(self.kept, self.kept + self._frames, device=self.device)
+
+    @property
+    def visible_patches(self) -> list[int]:
+        """Kept numbers of the frames whose patch keys the frames being written see."""
+        if self._frames > 1:
+            return list(range(self.kept, self.kept + self._frames))
+        return sorted(self.slot_frames[:self._visible_slots])
+
+    @property
+    def visible_specials(self) -> list[int]:
+        """Kept numbers of the frames whose special keys the frames being written see."""
+        first = self.kept if self._frames > 1 else 0
+        return list(range(first, self.kept + self._frames))
+
+    def write(self, frames: int, keep: bool) -> None:
+        """Choose the slots of the next forward pass.
+
+        Several frames at once (the scale batch) are possible on an empty memory only. With `keep` a
+        single frame takes its ring slot and the oldest window frame goes; without, it goes to the
+        scratch slot, sees the whole window beside itself, and `commit` may still keep it.
+
+        :raises StreamLimitError: no room for another kept frame.
+        :raises ValueError: a batch that is not kept, or that comes after other frames.
+        """
+        if frames > 1 and (self.kept or not keep):
+            raise ValueError(
+                f'{frames} frames at once are possible only as the first, kept batch; '
+                'reset the memory first or pass one frame at a time')
+        if keep and self.kept + frames > self.shape.max_keyframes:
+            raise StreamLimitError(
+                f'the memory is full: {self.kept} frames kept and max_keyframes is '
+                f'{self.shape.max_keyframes}; raise max_keyframes or keyframe_interval, or reset')
+        self._frames, self._in_scratch = frames, not keep
+        for offset in range(frames):
+            self.slot_frames[self._slot(self.kept + offset)] = self.kept + offset
+        resident = self.shape.anchors + self.shape.window
+        self._visible_slots = min(self.kept + 1, resident) if keep else (
+            min(self.kept, resident) + 1)
+
+    def commit(self) -> None:
+        """Keep the frames just written; a frame in the scratch slot moves to its ring slot."""
+        if self._in_scratch:
+            scratch, self._in_scratch = self._slot(self.kept), False
+            ring = self._slot(self.kept)
+            self.slot_frames[ring] = self.kept
+            if ring != scratch:
+                for buffer in (self._keys, self._values):
+                    buffer[..., self._patch_rows(ring), :] = (
+                        buffer[..., self._patch_rows(scratch), :])
+        self.kept += self._frames
+        self._frames = 0
+
+    def undo(self) -> None:
+        """Forget the frame just written, as if it had not been."""
+        self._frames = 0
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store keys and values (1, heads, S * P, head_dim) and attend to what is visible."""
+        tokens = self.shape.specials + self.shape.patches
+        for offset in range(self._frames):
+            rows = slice(offset * tokens, (offset + 1) * tokens)
+            self._store(self._keys[layer], self.kept + offset, k[:, :, rows])
+            self._store(self._values[layer], self.kept + offset, v[:, :, rows])
+        if self._frames > 1:
+            return attend_fully(q, k, v)
+        visible = slice(self._special_rows(self.kept).start,
+                        self._patch_rows(self._visible_slots).start)
+        return attend_fully(q, self._keys[layer, :, :, visible], self._values[layer, :, :, visible])
+
+    def attend_camera(self, iteration: int, depth: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store camera keys and values (1, heads, S, head_dim); attend to all kept frames."""
+        end = self.kept + self._frames
+        keys, values = self._camera_keys[iteration, depth], self._camera_values[iteration, depth]
+        keys[:, :, self.kept:end] = k
+        values[:, :, self.kept:end] = v
+        return attend_fully(q, keys[:, :, :end], values[:, :, :end])
+
+    def _slot(self, frame: int) -> int:
+        """Return the patch slot of the frame with kept number `frame` in the current mode."""
+        anchors, window = self.shape.anchors, self.shape.window
+        if self._in_scratch or (window == 0 and frame >= anchors):
+            return min(frame, anchors + window)
+        return frame if frame < anchors else anchors + (frame - anchors) % window
+
+    def _store(self, buffer: Tensor, frame: int, rows: Tensor) -> None:
+        specials = self.shape.specials
+        buffer[:, :, self._special_rows(frame)] = rows[:, :, :specials]
+        buffer[:, :, self._patch_rows(self._slot(frame))] = rows[:, :, specials:]
+
+    def _special_rows(self, frame: int) -> slice:
+        end = self.shape.special_rows - self.shape.specials * frame
+        return slice(end - self.shape.specials, end)
+
+    def _patch_rows(self, slot: int) -> slice:
+        start = self.shape.special_rows + self.shape.patches * slot
+        return slice(start, start + self.shape.patches)

@@ -1,0 +1,171 @@
+"""How far an estimated path is from the true one: similarity alignment, ATE, RPE.
+
+Numpy only. Positions are (N, 3), poses `T` (N, 4, 4); row n of both arguments is the same moment
+(`associate` finds such pairs). Errors come in the unit of the truth.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+ALIGNMENTS = ('none', 'se3', 'sim3')
+_DEGENERATE = 1e-12  # of the squared extent: below it a point set has no size
+
+
+class MetricsError(ValueError):
+    """Tell in one line why two paths cannot be compared."""
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """Map a point p to `scale * R @ p + t`."""
+
+    scale: float
+    R: np.ndarray  # (3, 3)
+    t: np.ndarray  # (3,)
+
+    def __call__(self, points: np.ndarray) -> np.ndarray:
+        """Return the mapped points, (N, 3)."""
+        return self.scale * points @ self.R.T + self.t
+
+    def inverse(self) -> 'Similarity':
+        """Return the similarity that undoes this one."""
+        R = self.R.T
+        return Similarity(1.0 / self.scale, R, -(R @ self.t) / self.scale)
+
+
+@dataclass(frozen=True)
+class ErrorStatistics:
+    """Summarise a list of errors."""
+
+    rmse: float
+    mean: float
+    median: float
+    max: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Ate:
+    """Absolute trajectory error and the alignment it was measured after."""
+
+    error: ErrorStatistics  # distance of positions, in the unit of the truth
+    alignment: Similarity  # from estimate to truth
+
+
+@dataclass(frozen=True)
+class Rpe:
+    """Relative pose error between poses that are `delta` apart."""
+
+    translation: ErrorStatistics  # unit of the truth
+    rotation_deg: ErrorStatistics
+
+
+def umeyama(source: np.ndarray, target: np.ndarray, with_scale: bool = True) -> Similarity:
+    """Return the least-squares similarity from source (N, 3) to target (N, 3).
+
+    Umeyama, PAMI 1991. Points on a line, or fewer than three, leave a rotation free: the result still
+    has the least error. Raises MetricsError when the scale is asked for and has no meaning.
+    """
+    source, target = _paired(source, target)
+    source_mean, target_mean = source.mean(axis=0), target.mean(axis=0)
+    source_0, target_0 = source - source_mean, target - target_mean
+    U, singular, Vt = np.linalg.svd(target_0.T @ source_0 / len(source))
+    mirror = np.array([1.0, 1.0, np.sign(np.linalg.det(U) * np.linalg.det(Vt))])
+    R = U * mirror @ Vt
+    scale = _scale(source_0, target_0, singular @ mirror) if with_scale else 1.0
+    return Similarity(scale, R, target_mean - scale * R @ source_mean)
+
+
+def _scale(source_0: np.ndarray, target_0: np.ndarray, covariance: float) -> float:
+    for name, points in (('estimated', source_0), ('true', target_0)):
+        if np.square(points).sum(axis=1).mean() <= _DEGENERATE:
+            raise MetricsError(f'the {name} path does not move: no scale can be found')
+    scale = covariance / np.square(source_0).sum(axis=1).mean()
+    if scale <= 0:
+        raise MetricsError('the two paths have nothing in common: no positive scale fits')
+    return float(scale)
+
+
+def ate(estimate: np.ndarray, truth: np.ndarray, alignment: str = 'sim3') -> Ate:
+    """Return the absolute trajectory error of positions (N, 3) after aligning estimate to truth.
+
+    `alignment` is one of ALIGNMENTS. Raises MetricsError for paths that cannot be aligned.
+    """
+    if alignment not in ALIGNMENTS:
+        raise ValueError(f"alignment is '{alignment}': set it to one of {', '.join(ALIGNMENTS)}")
+    estimate, truth = _paired(estimate, truth)
+    if alignment == 'none':
+        similarity = Similarity(1.0, np.eye(3), np.zeros(3))
+    else:
+        similarity = umeyama(estimate, truth, with_scale=alignment == 'sim3')
+    errors = np.linalg.norm(similarity(estimate) - truth, axis=1)
+    return Ate(_statistics(errors), similarity)
+
+
+def rpe(estimate: np.ndarray, truth: np.ndarray, delta: int = 1) -> Rpe:
+    """Return the relative pose error of poses (N, 4, 4) over steps of `delta` poses.
+
+    Poses are body-to-world. Bring both to one scale first; the choice of world does not matter.
+    """
+    if delta < 1:
+        raise ValueError(f'delta is {delta}: set it to 1 or more')
+    if estimate.shape != truth.shape or estimate.shape[1:] != (4, 4):
+        raise MetricsError(f'poses have shapes {estimate.shape} and {truth.shape}: both need '
+                           '(N, 4, 4)')
+    if not (np.isfinite(estimate).all() and np.isfinite(truth).all()):
+        raise MetricsError('a pose is not finite')
+    if len(truth) <= delta:
+        raise MetricsError(f'{len(truth)} poses hold no step of {delta}')
+    step_estimate = np.linalg.inv(estimate[:-delta]) @ estimate[delta:]
+    step_truth = np.linalg.inv(truth[:-delta]) @ truth[delta:]
+    difference = np.linalg.inv(step_truth) @ step_estimate
+    return Rpe(_statistics(np.linalg.norm(difference[:, :3, 3], axis=1)),
+               _statistics(np.degrees(_rotation_angle(difference[:, :3, :3]))))
+
+
+def path_length(positions: np.ndarray) -> float:
+    """Return the length of the polyline through positions (N, 3)."""
+    return float(np.linalg.norm(np.diff(positions, axis=0), axis=1).sum())
+
+
+def associate(
+    stamps_ns: np.ndarray, other_stamps_ns: np.ndarray, tolerance_ns: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return index arrays (i, j): stamps_ns[i] and its nearest other_stamps_ns[j], near enough.
+
+    Both are int64 nanoseconds, `other_stamps_ns` ascending. A stamp without a partner within
+    `tolerance_ns` is left out.
+    """
+    stamps, others = np.asarray(stamps_ns, np.int64), np.asarray(other_stamps_ns, np.int64)
+    if not len(stamps) or not len(others):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    after = np.searchsorted(others, stamps).clip(max=len(others) - 1)
+    before = (after - 1).clip(min=0)
+    nearest = np.where(stamps - others[before] <= others[after] - stamps, before, after)
+    near = np.flatnonzero(np.abs(others[nearest] - stamps) <= tolerance_ns)
+    return near, nearest[near]
+
+
+def _rotation_angle(R: np.ndarray) -> np.ndarray:
+    """Return angles (N,) in radians; atan2 of both parts stays exact near 0 and pi."""
+    axis = np.stack((R[:, 2, 1] - R[:, 1, 2], R[:, 0, 2] - R[:, 2, 0], R[:, 1, 0] - R[:, 0, 1]), 1)
+    return np.arctan2(np.linalg.norm(axis, axis=1), np.trace(R, axis1=1, axis2=2) - 1)
+
+
+def _paired(estimate: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    estimate, truth = np.asarray(estimate, np.float64), np.asarray(truth, np.float64)
+    if estimate.shape != truth.shape or estimate.ndim != 2 or estimate.shape[1] != 3:
+        raise MetricsError(f'positions have shapes {estimate.shape} and {truth.shape}: both need '
+                           '(N, 3)')
+    if not len(estimate):
+        raise MetricsError('there is no pair of positions to compare')
+    if not (np.isfinite(estimate).all() and np.isfinite(truth).all()):
+        raise MetricsError('a position is not finite')
+    return estimate, truth
+
+
+def _statistics(errors: np.ndarray) -> ErrorStatistics:
+    return ErrorStatistics(
+        rmse=float(np.sqrt(np.mean(np.square(errors)))), mean=float(errors.mean()),
+        median=float(np.median(errors)), max=float(errors.max()), count=len(errors))

@@ -1,0 +1,294 @@
+"""GCTStream: images in, poses, depth and points out, one frame after the other (spec section 13)."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn, Tensor
+
+from lingbot_map.aggregator.stream import AggregatorStream
+from lingbot_map.heads.camera_head import CameraHead
+from lingbot_map.heads.dpt_head import DPTHead
+from lingbot_map.layers.attention import attend_masked, init_linear
+from lingbot_map.layers.vit import PatchEmbed, PatchEncoder
+from lingbot_map.memory import MemoryShape, StreamMemory
+
+# patch encoder name -> (depth, heads); 'conv' in the name means a bare convolution
+ENCODERS = {
+    'dinov2_vits14_reg': (12, 6), 'dinov2_vitb14_reg': (12, 12),
+    'dinov2_vitl14_reg': (24, 16), 'dinov2_vitg2_reg': (40, 24)}
+Outputs = dict[str, Tensor]
+
+
+class GCTStream(nn.Module):
+    """The streaming network. Weights live here; a sequence lives in a `StreamMemory`.
+
+    The stateful calls of the original (`forward`, `clean_kv_cache`, `_set_skip_append`) work on a
+    memory of their own, `memory`; an engine passes its own memory to `stream`.
+    """
+
+    def __init__(
+            self, img_size: int = 518, patch_size: int = 14, embed_dim: int = 1024,
+            patch_embed: str = 'dinov2_vitl14_reg', pretrained_path: str = '',
+            disable_global_rope: bool = False, enable_camera: bool = True,
+            enable_depth: bool = True, enable_point: bool = False,
+            enable_local_point: bool = False, enable_track: bool = False,
+            enable_normalize: bool = False, pred_normalization: bool = False,
+            sliding_window_size: int = -1, num_frame_for_scale: int = 1,
+            num_random_frames: int = 0, attend_to_special_tokens: bool = False,
+            attend_to_scale_frames: bool = False, enable_stream_inference: bool = True,
+            enable_3d_rope: bool = False, max_frame_num: int = 1024,
+            enable_camera_3d_rope: bool = False, camera_rope_theta: float = 10000.0,
+            use_scale_token: bool = True, kv_cache_sliding_window: int = 64,
+            kv_cache_scale_frames: int = 8, kv_cache_cross_frame_special: bool = True,
+            kv_cache_include_scale_frames: bool = True, kv_cache_camera_only: bool = False,
+            use_sdpa: bool = False, use_gradient_checkpoint: bool = True,
+            camera_num_iterations: int = 4, *, depth: int = 24, num_heads: int = 16,
+            selected_layers: tuple[int, ...] = (4, 11, 17, 23), mlp_ratio: float = 4.0,
+            num_register_tokens: int = 4, vit_depth: int | None = None,
+            vit_num_heads: int | None = None, vit_num_register_tokens: int = 4,
+            camera_trunk_depth: int = 4, camera_num_heads: int = 16, dpt_features: int = 256,
+            dpt_out_channels: tuple[int, ...] = (256, 512, 1024, 1024)):
+        """Build the network with random weights.
+
+        The arguments before `*` are the original's. Those without influence on streaming are
+        accepted and ignored; those that ask for something unsupported raise ValueError.
+        """
+        super().__init__()
+        _reject_unsupported(
+            pretrained_path=pretrained_path, enable_track=enable_track,
+            enable_normalize=enable_normalize, pred_normalization=pred_normalization,
+            kv_cache_camera_only=kv_cache_camera_only,
+            kv_cache_cross_frame_special=not kv_cache_cross_frame_special,
+            kv_cache_include_scale_frames=not kv_cache_include_scale_frames)
+        self.patch_size = patch_size
+        self.num_frame_for_scale = num_frame_for_scale
+        self.max_frame_num = max_frame_num
+        self.kv_cache_sliding_window = kv_cache_sliding_window
+        self.kv_cache_scale_frames = kv_cache_scale_frames
+        if 'conv' in patch_embed:
+            encoder = PatchEmbed(patch_size, embed_dim)
+        else:
+            known_depth, known_heads = _encoder(patch_embed)
+            encoder = PatchEncoder(
+                img_size, patch_size, embed_dim, vit_depth or known_depth,
+                vit_num_heads or known_heads, vit_num_register_tokens, mlp_ratio)
+        rope = 'none' if disable_global_rope else '3d' if enable_3d_rope else '2d'
+        self.aggregator = AggregatorStream(
+            encoder, embed_dim, depth, num_heads, patch_size=patch_size,
+            selected_layers=selected_layers, mlp_ratio=mlp_ratio,
+            num_register_tokens=num_register_tokens, rope=rope)
+        width = 2 * embed_dim
+        self.camera_head = CameraHead(
+            width, camera_trunk_depth, camera_num_heads, camera_num_iterations, mlp_ratio,
+            camera_rope_theta if enable_camera_3d_rope else None) if enable_camera else None
+
+        def dense(outputs: int) -> DPTHead:
+            return DPTHead(width, dpt_features, tuple(dpt_out_channels), outputs, patch_size)
+
+        self.depth_head = dense(2) if enable_depth else None
+        self.point_head = dense(4) if enable_point else None
+        self.local_point_head = dense(4) if enable_local_point else None
+        self.apply(init_linear)
+        self.memory: StreamMemory | None = None
+        self._skip_append = False
+        self.eval()
+
+    @classmethod
+    def from_config(cls, config: Mapping) -> 'GCTStream':
+        """Build the network from a mapping of constructor arguments.
+
+        :raises ValueError: an unknown key.
+        """
+        try:
+            return cls(**config)
+        except TypeError as error:
+            raise ValueError(f'model configuration: {error}') from error
+
+    def memory_shape(self, patches: int, max_keyframes: int) -> MemoryShape:
+        """Return the sizes of a memory for `patches` patch tokens per frame."""
+        trunk, camera = self.aggregator, self.camera_head
+        heads = trunk.global_blocks[0].attn.num_heads
+        has_trunk = camera is not None and len(camera.trunk)
+        return MemoryShape(
+            layers=len(trunk.global_blocks), heads=heads, head_dim=trunk.head_dim,
+            patches=patches, specials=trunk.patch_start_idx, anchors=self.kv_cache_scale_frames,
+            window=self.kv_cache_sliding_window, max_keyframes=max_keyframes,
+            camera_iterations=camera.iterations if has_trunk else 0,
+            camera_depth=len(camera.trunk) if has_trunk else 0,
+            camera_heads=camera.trunk[0].attn.num_heads if has_trunk else 0,
+            camera_head_dim=camera.head_dim if has_trunk else 0)
+
+    def new_memory(self, height: int, width: int, max_keyframes: int) -> StreamMemory:
+        """Allocate a memory for frames of `height` x `width` network pixels."""
+        patches = (height // self.patch_size) * (width // self.patch_size)
+        device = self.aggregator.camera_token.device
+        return StreamMemory(
+            self.memory_shape(patches, max_keyframes), device, self.aggregator.dtype)
+
+    def stream(self, images: Tensor, memory: StreamMemory, num_frame_for_scale: int) -> Outputs:
+        """Run the frames (1, S, 3, H, W) for which `memory.write` was just called.
+
+        The caller decides afterwards by `memory.commit` or `memory.undo`.
+        """
+        return self.predict(
+            images, memory.index, num_frame_for_scale, memory.attend, memory.attend_camera)
+
+    def predict(self, images: Tensor, index: Tensor, num_frame_for_scale: int, attend,
+                attend_camera) -> Outputs:
+        """Run trunk and heads; `attend` and `attend_camera` decide who sees whom.
+
+        `images` (B, S, 3, H, W) in [0, 1], `index` (S,) frames kept before each frame. Heads get
+        float32. Returns the entries of `forward`.
+        """
+        height, width = images.shape[-2:]
+        selected = self.aggregator(images, index, num_frame_for_scale, attend)
+        outputs = {}
+        if self.camera_head is not None:
+            camera_tokens = selected[-1][:, :, 0].float()
+            poses = self.camera_head(camera_tokens, index, attend_camera)
+            outputs['pose_enc'], outputs['pose_enc_list'] = poses[-1], poses
+        patches = [layer[:, :, self.aggregator.patch_start_idx:].float() for layer in selected]
+        if self.depth_head is not None:
+            values, confidence = self.depth_head(patches, height, width)
+            outputs['depth'], outputs['depth_conf'] = values.exp(), confidence
+        for head, name in ((self.point_head, 'world_points'), (self.local_point_head, 'cam_points')):
+            if head is not None:
+                values, outputs[f'{name}_conf'] = head(patches, height, width)
+                outputs[name] = values.sign() * values.abs().expm1()
+        return outputs
+
+    def forward(self, images: Tensor, query_points=None, num_frame_for_scale: int | None = None,
+                sliding_window_size=None, num_frame_per_block: int = 1, mask=None,
+                causal_inference: bool = False, ordered_video=None, gather_outputs: bool = True,
+                point_masks=None, **kwargs) -> Outputs:
+        """Continue the sequence in `memory` with frames (S, 3, H, W) or (1, S, 3, H, W) in [0, 1].
+
+        Streaming: the scale batch first, `causal_inference=True`, then single frames. Without
+        `causal_inference` the call stands alone: the memory is emptied first and the camera head
+        sees blocks of `num_frame_per_block` frames (spec section 9).
+
+        :raises ValueError: wrong shape, batch larger than 1, several frames after the first call.
+        """
+        images = self._checked(images)
+        if not causal_inference:
+            self.clean_kv_cache()
+        frames, (height, width) = images.shape[1], images.shape[-2:]
+        memory = self._own_memory(height, width, frames, max(self.max_frame_num, frames))
+        scale_frames = (
+            self.num_frame_for_scale if num_frame_for_scale is None else num_frame_for_scale)
+        memory.write(frames, keep=not self._skip_append)
+        attend_camera = memory.attend_camera
+        if not causal_inference:
+            seen = _block_causal(frames, num_frame_per_block, num_frame_for_scale or 0)
+            seen = seen.to(images.device)
+
+            def attend_camera(_iteration, _block, q, k, v):
+                return attend_masked(q, k, v, seen)
+
+        outputs = self.predict(images, memory.index, scale_frames, memory.attend, attend_camera)
+        if self._skip_append:
+            memory.undo()
+        else:
+            memory.commit()
+        if not self.training:
+            outputs['images'] = images
+        return outputs
+
+    @torch.no_grad()
+    def inference_streaming(self, images: Tensor, num_scale_frames: int | None = None,
+                            keyframe_interval: int = 1, output_device=None) -> Outputs:
+        """Run a whole sequence (S, 3, H, W) or (1, S, 3, H, W), on any device, frame by frame.
+
+        Returns `pose_enc`, dense outputs and `images` concatenated along S, moved to
+        `output_device` at once if it is given (the memory is then released at the end).
+        """
+        images = self._checked(images)
+        total = images.shape[1]
+        scale_frames = min(num_scale_frames or self.num_frame_for_scale, total)
+        self.clean_kv_cache()
+        device = self.aggregator.camera_token.device
+        self._own_memory(*images.shape[-2:], total, total)
+        steps = []
+        for start in (0, *range(scale_frames, total)):
+            end = start + 1 if start else scale_frames
+            keep = keyframe_interval <= 1 or (start - scale_frames) % keyframe_interval == 0
+            self._set_skip_append(bool(start) and not keep)
+            step = self(images[:, start:end].to(device), num_frame_for_scale=scale_frames,
+                        num_frame_per_block=end - start, causal_inference=True)
+            steps.append({key: value.to(output_device or device) for key, value in step.items()
+                          if key not in ('images', 'pose_enc_list')})
+        self._set_skip_append(False)
+        if output_device is not None:
+            self.memory = None
+        result = {key: torch.cat([step[key] for step in steps], 1) for key in steps[0]}
+        result['images'] = images.to(output_device or images.device)
+        return result
+
+    def clean_kv_cache(self) -> None:
+        """Forget the sequence in `memory`, and any mode left by an interrupted call."""
+        self._skip_append = False
+        if self.memory is not None:
+            self.memory.reset()
+
+    def _set_skip_append(self, skip: bool) -> None:
+        """Make the following single-frame calls non-keyframes (or keyframes again)."""
+        self._skip_append = skip
+
+    def get_kv_cache_info(self) -> dict[str, float]:
+        """Return the number of trunk blocks holding keys and the size of the memory in MB."""
+        filled = self.memory is not None and self.memory.kept > 0
+        return {'num_cached_blocks': self.memory.shape.layers if filled else 0,
+                'cache_memory_mb': self.memory.nbytes / 2 ** 20 if filled else 0.0}
+
+    def _checked(self, images: Tensor) -> Tensor:
+        if images.dim() == 4:
+            images = images[None]
+        size = self.patch_size
+        if images.dim() != 5 or images.shape[0] != 1 or images.shape[2] != 3:
+            raise ValueError(
+                f'images have shape {tuple(images.shape)}; streaming takes one sequence, '
+                '(S, 3, H, W) or (1, S, 3, H, W)')
+        if images.shape[-2] % size or images.shape[-1] % size or 0 in images.shape:
+            raise ValueError(f'image size {images.shape[-1]}x{images.shape[-2]} is not a positive '
+                             f'multiple of the patch size {size}; resize the images first')
+        return images
+
+    def _own_memory(self, height: int, width: int, frames: int, capacity: int) -> StreamMemory:
+        """Return `memory`, made anew with room for `capacity` frames if it does not fit `frames`."""
+        patches = (height // self.patch_size) * (width // self.patch_size)
+        memory, device = self.memory, self.aggregator.camera_token.device
+        if memory is not None and memory.kept and memory.shape.patches != patches:
+            raise ValueError(
+                f'the image size changed to {width}x{height} within a sequence; '
+                'call clean_kv_cache() first')
+        fits = memory is not None and (memory.device, memory.dtype, memory.shape.patches) == (
+            device, self.aggregator.dtype, patches)
+        if not fits or (not memory.kept and memory.shape.max_keyframes < frames):
+            memory = self.memory = None  # free the old buffers before the new ones are made
+            self.memory = self.new_memory(height, width, capacity)
+        return self.memory
+
+
+def _encoder(name: str) -> tuple[int, int]:
+    if name not in ENCODERS:
+        raise ValueError(f"patch_embed '{name}' is unknown; use one of {', '.join(ENCODERS)} "
+                         "or a name with 'conv'")
+    return ENCODERS[name]
+
+
+def _reject_unsupported(**requested: bool | str) -> None:
+    for name, value in requested.items():
+        if value:
+            raise ValueError(
+                f"GCTStream argument '{name}' is set to a value that is not supported; "
+                'leave it at its default')
+
+
+def _block_causal(frames: int, block: int, scale_frames: int) -> Tensor:
+    """Return who sees whom (S, S) in the camera head of a non-streaming call (spec section 9)."""
+    number = torch.arange(frames)
+    seen = number[None] < (number[:, None] // block + 1) * block
+    seen[:scale_frames, :scale_frames] = True
+    return seen
+
+

@@ -1,0 +1,85 @@
+"""From one frame's depth to coloured points in the map, filtered and packed on the device.
+
+A packed point is the 20-byte record POINT_DTYPE: what a PointCloud2 message, a PLY and a PCD file hold,
+so that every consumer copies bytes and nothing else.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from lingbot_map.engine import FrameResult
+from lingbot_map.geometry import unproject
+
+POINT_DTYPE = np.dtype([
+    ('x', '<f4'), ('y', '<f4'), ('z', '<f4'),
+    ('rgb', '<u4'),  # 0x00RRGGBB, the ROS and PCL packing
+    ('confidence', '<f4'),
+])
+
+_MIN_DEPTH = 1e-8  # spec section 12: what counts as a valid depth
+
+
+@dataclass(frozen=True)
+class PointFilter:
+    """Choose which pixels of a frame become points of the map."""
+
+    min_confidence: float = 0.0  # absolute; the network's confidence is >= 1, so 0 keeps all
+    max_depth: float = 0.0  # in map units (after scaling), 0 = no limit
+    stride: int = 1  # take every n-th row and column
+
+    def __post_init__(self):
+        if not self.min_confidence >= 0:
+            raise ValueError(f'min_confidence is {self.min_confidence}: set it to 0 or more')
+        if not self.max_depth >= 0:
+            raise ValueError(f'max_depth is {self.max_depth}: set it to 0 (no limit) or more')
+        if self.stride < 1:
+            raise ValueError(f'stride is {self.stride}: set it to 1 or more')
+
+    def __call__(
+        self, result: FrameResult, T_map_cam: np.ndarray, scale: float = 1.0
+    ) -> np.ndarray:
+        """Return the kept points (N,) POINT_DTYPE in the map frame, in row-major pixel order.
+
+        `T_map_cam` (4, 4) is in map units already; `scale` turns network depth into map units.
+        Depth that is NaN, infinite or not positive never becomes a point, nor does a NaN
+        confidence. One copy leaves the device.
+        """
+        s = self.stride
+        depth = result.depth[::s, ::s] * scale
+        confidence = result.confidence[::s, ::s]
+        kept = self._kept(depth, confidence)
+        points = _to_map(depth, _strided(result.network_intrinsics, s), T_map_cam)[kept]
+        packed = torch.cat((
+            points.view(torch.int32),
+            _pack_rgb(result.rgb[::s, ::s][kept])[:, None],
+            confidence[kept][:, None].contiguous().view(torch.int32),
+        ), dim=1)
+        return packed.cpu().numpy().view(POINT_DTYPE).reshape(-1)
+
+    def _kept(self, depth: torch.Tensor, confidence: torch.Tensor) -> torch.Tensor:
+        kept = torch.isfinite(depth) & (depth > _MIN_DEPTH) & (confidence >= self.min_confidence)
+        if self.max_depth > 0:
+            kept &= depth <= self.max_depth
+        return kept
+
+
+def _strided(K: np.ndarray, stride: int) -> np.ndarray:
+    """Return the intrinsics of an image of which only every `stride`-th pixel is left."""
+    K = K.copy()
+    K[:2] /= stride
+    return K
+
+
+def _to_map(depth: torch.Tensor, K: np.ndarray, T_map_cam: np.ndarray) -> torch.Tensor:
+    """Return map points (H, W, 3) float32 of a z-depth map (H, W)."""
+    T = torch.as_tensor(T_map_cam, dtype=depth.dtype, device=depth.device)
+    camera = unproject(depth, torch.as_tensor(K, dtype=depth.dtype, device=depth.device))
+    return camera @ T[:3, :3].T + T[:3, 3]
+
+
+def _pack_rgb(rgb: torch.Tensor) -> torch.Tensor:
+    """Return 0x00RRGGBB int32 (N,) of uint8 colours (N, 3)."""
+    red, green, blue = rgb.to(torch.int32).unbind(-1)
+    return red << 16 | green << 8 | blue
