@@ -1,0 +1,53 @@
+"""Model presets and the settings of a stream."""
+
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+COMPILE_MODES = ('auto', 'off')
+DTYPES = ('auto', 'float32', 'bfloat16', 'float16')
+
+# Arguments of GCTStream.from_config. `full` is the released network; its checkpoints have no point
+# head. `demo` is trained on rendered rooms and comes with the package. `tiny` is for tests.
+MODEL_PRESETS = {
+    'full': {'enable_3d_rope': True},
+    'demo': {
+        'embed_dim': 192, 'num_heads': 3, 'depth': 7, 'selected_layers': (1, 3, 5, 6),
+        'patch_embed': 'conv', 'mlp_ratio': 3.0, 'enable_3d_rope': True,
+        'camera_trunk_depth': 0, 'camera_num_iterations': 2, 'camera_num_heads': 3,
+        'dpt_features': 48, 'dpt_out_channels': (32, 48, 64, 64), 'max_frame_num': 1024},
+    'tiny': {
+        'embed_dim': 128, 'num_heads': 2, 'depth': 2, 'selected_layers': (0, 0, 1, 1),
+        'img_size': 56, 'vit_depth': 1, 'vit_num_heads': 2, 'enable_3d_rope': True,
+        'camera_trunk_depth': 1, 'camera_num_heads': 2, 'camera_num_iterations': 2,
+        'dpt_features': 32, 'dpt_out_channels': (32, 32, 32, 32), 'max_frame_num': 256},
+}
+# Width of the network input that a preset was made for [px].
+PRESET_IMAGE_WIDTH = {'full': 518, 'demo': 168, 'tiny': 84}
+
+
+@dataclass(frozen=True)
+class StreamConfig:
+    """Settings of a StreamEngine; the node's parameters have the same names."""
+
+    num_scale_frames: int = 8  # frames in the scale batch, and anchors that are never evicted
+    sliding_window: int = 64  # newest kept frames whose patches are attended to
+    max_keyframes: int = 320  # kept frames between two resets; training saw up to 320 views
+    keyframe_interval: int = 1  # every n-th frame after the scale batch is kept
+    image_width: int = 518  # width of the network input [px], a multiple of the patch size
+
+    def __post_init__(self):
+        for name, least in (('num_scale_frames', 1), ('sliding_window', 0),
+                            ('max_keyframes', 1), ('keyframe_interval', 1), ('image_width', 1)):
+            value = getattr(self, name)
+            if value < least:
+                raise ValueError(f"'{name}' is {value}; it must be at least {least}")
+        if self.max_keyframes < self.num_scale_frames:
+            raise ValueError(
+                f"'max_keyframes' is {self.max_keyframes}, less than num_scale_frames "
+                f'({self.num_scale_frames}); raise it')
+
+
+def demo_checkpoint() -> Path:
+    """Return where the packaged weights of the `demo` preset are."""
+    return Path(str(files('lingbot_map') / 'data' / 'demo.safetensors'))

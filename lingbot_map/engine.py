@@ -1,0 +1,186 @@
+"""StreamEngine: RGB images in, poses and depth out, one call per image."""
+
+from dataclasses import dataclass
+import logging
+import time
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lingbot_map.config import StreamConfig
+from lingbot_map.geometry import decode_pose
+from lingbot_map.memory import StreamLimitError, StreamMemory
+from lingbot_map.models.gct_stream import GCTStream
+from lingbot_map.preprocess import crop_map, PixelMap, resize_on_device, resize_pillow
+
+__all__ = ['FrameResult', 'StreamEngine', 'StreamLimitError']
+LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FrameResult:
+    """What the network says about one image; arrays are copies that nothing changes later."""
+
+    tag: object  # what the caller passed with the image
+    index: int  # images since the last reset
+    is_keyframe: bool
+    T_world_cam: np.ndarray  # (4, 4) float64 camera-to-world, optical axes
+    intrinsics: np.ndarray  # (3, 3) float64, pixels of the original image
+    network_intrinsics: np.ndarray  # (3, 3) float64, pixels of depth, confidence and rgb
+    depth: Tensor  # (h, w) float32 z-depth, on the engine's device
+    confidence: Tensor  # (h, w) float32, at least 1, on the engine's device
+    rgb: Tensor  # (h, w, 3) uint8, on the engine's device
+    mapping: PixelMap
+    timings_ms: dict[str, float]  # preprocess, forward
+
+
+@dataclass(frozen=True)
+class _Frame:
+    tag: object
+    image: Tensor  # (3, h, w) uint8 on the device
+    mapping: PixelMap
+    preprocess_ms: float
+
+
+class StreamEngine:
+    """Feed images to a GCTStream and keep its memory; to be used from one thread.
+
+    The first `num_scale_frames` images are collected and run as one batch, every later image at
+    once. Needs a model with camera and depth head.
+    """
+
+    def __init__(self, model: GCTStream, config: StreamConfig, device: torch.device | str = 'cpu'):
+        if model.camera_head is None or model.depth_head is None:
+            raise ValueError('the engine needs a model with camera and depth head')
+        if config.image_width % model.patch_size:
+            raise ValueError(f"'image_width' is {config.image_width}; it must be a multiple of "
+                             f'the patch size {model.patch_size}')
+        model.kv_cache_scale_frames = config.num_scale_frames
+        model.kv_cache_sliding_window = config.sliding_window
+        self._model, self._config, self._device = model, config, torch.device(device)
+        self.keyframe_interval = config.keyframe_interval
+        self._memory: StreamMemory | None = None
+        self._network_size: tuple[int, int] | None = None  # width, height
+        self.reset()
+
+    def reset(self) -> None:
+        """Start a new sequence."""
+        self._waiting: list[_Frame] = []
+        self._scale_frames = 0  # size of the scale batch that was run, 0 before
+        self._streamed = 0
+        if self._memory is not None:
+            self._memory.reset()
+
+    @property
+    def waiting(self) -> int:
+        """Images collected for a scale batch that has not run yet."""
+        return len(self._waiting)
+
+    @property
+    def frames(self) -> int:
+        """Images pushed since the last reset."""
+        return len(self._waiting) + self._scale_frames + self._streamed
+
+    @property
+    def keyframes(self) -> int:
+        """Frames kept since the last reset."""
+        return 0 if self._memory is None else self._memory.kept
+
+    @torch.inference_mode()
+    def warm_up(self, height: int, width: int) -> None:
+        """Allocate for images of `height` x `width` and run every path once; ends in a reset."""
+        mapping = self._map(height, width)
+        self._prepare(mapping)
+        noise = torch.randint(0, 256, (3, *mapping.network_size[::-1]), dtype=torch.uint8)
+        frame = _Frame(None, noise.to(self._device), mapping, 0.0)
+        count = self._config.num_scale_frames
+        self._run([frame] * count, keep=True)
+        self._scale_frames = count
+        if self._memory.kept < self._memory.shape.max_keyframes:
+            self._run([frame], keep=True)
+        self._run([frame], keep=False)
+        self.reset()
+
+    @torch.inference_mode()
+    def push(self, rgb: np.ndarray, tag: object = None) -> list[FrameResult]:
+        """Take an image (H, W, 3) uint8 and return the results that are ready, oldest first.
+
+        Nothing while the scale batch fills, then all of it at once, then one result per image. A
+        change of the network's image size starts a new sequence.
+
+        :raises StreamLimitError: `max_keyframes` are kept; `reset` to go on.
+        :raises ValueError: not an (H, W, 3) uint8 image, or too wide.
+        """
+        frame = self._preprocess(rgb, tag)
+        if frame.mapping.network_size != self._network_size:
+            if self.frames:
+                LOGGER.warning('image size changed to %dx%d: starting a new sequence',
+                               *frame.mapping.original_size)
+            self._prepare(frame.mapping)
+        if not self._scale_frames:
+            self._waiting.append(frame)
+            full = len(self._waiting) == self._config.num_scale_frames
+            return self.flush() if full else []
+        keep = self._streamed % self.keyframe_interval == 0
+        results = self._run([frame], keep)
+        self._streamed += 1
+        return results
+
+    @torch.inference_mode()
+    def flush(self) -> list[FrameResult]:
+        """Run a scale batch that is not full yet with the images there are."""
+        if not self._waiting:
+            return []
+        frames, self._waiting = self._waiting, []
+        results = self._run(frames, keep=True)
+        self._scale_frames = len(frames)
+        return results
+
+    def _preprocess(self, rgb: np.ndarray, tag: object) -> _Frame:
+        start = time.perf_counter()
+        if rgb.dtype != np.uint8 or rgb.ndim != 3 or rgb.shape[2] != 3 or 0 in rgb.shape:
+            raise ValueError(f'expected an image (H, W, 3) uint8, got {rgb.shape} {rgb.dtype}')
+        mapping = self._map(*rgb.shape[:2])
+        if self._device.type == 'cpu':
+            pixels = np.ascontiguousarray(resize_pillow(rgb, mapping).transpose(2, 0, 1))
+            image = torch.from_numpy(pixels)
+        else:
+            source = torch.from_numpy(np.ascontiguousarray(rgb)).to(self._device)
+            image = resize_on_device(source, mapping).contiguous()
+        return _Frame(tag, image, mapping, 1e3 * (time.perf_counter() - start))
+
+    def _map(self, height: int, width: int) -> PixelMap:
+        return crop_map(width, height, self._config.image_width, self._model.patch_size)
+
+    def _prepare(self, mapping: PixelMap) -> None:
+        """Start a new sequence with a memory for this image size."""
+        if mapping.network_size != self._network_size:
+            self._memory = None  # free the old buffers before the new ones are made
+            width, height = mapping.network_size
+            self._memory = self._model.new_memory(height, width, self._config.max_keyframes)
+            self._network_size = mapping.network_size
+        self.reset()
+
+    def _run(self, frames: list[_Frame], keep: bool) -> list[FrameResult]:
+        start = time.perf_counter()
+        first = self._scale_frames + self._streamed
+        self._memory.write(len(frames), keep)
+        images = torch.stack([frame.image for frame in frames])
+        outputs = self._model.stream(
+            images[None].float() / 255, self._memory, self._scale_frames or len(frames))
+        if keep:
+            self._memory.commit()
+        else:
+            self._memory.undo()
+        pose_enc = outputs['pose_enc'][0].cpu().double()  # the one wait for the device
+        forward_ms = 1e3 * (time.perf_counter() - start)
+        width, height = frames[0].mapping.network_size
+        T_world_cam, K = (x.numpy() for x in decode_pose(pose_enc, height, width))
+        return [
+            FrameResult(
+                frame.tag, first + i, keep, T_world_cam[i], frame.mapping.to_original(K[i]), K[i],
+                outputs['depth'][0, i, ..., 0], outputs['depth_conf'][0, i],
+                images[i].permute(1, 2, 0), frame.mapping,
+                {'preprocess': frame.preprocess_ms, 'forward': forward_ms / len(frames)})
+            for i, frame in enumerate(frames)]
