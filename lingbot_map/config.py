@@ -17,7 +17,7 @@ MODEL_PRESETS = {
         'camera_trunk_depth': 0, 'camera_num_iterations': 2, 'camera_num_heads': 3,
         'dpt_features': 48, 'dpt_out_channels': (32, 48, 64, 64), 'max_frame_num': 1024},
     'tiny': {
-        'embed_dim': 128, 'num_heads': 2, 'depth': 2, 'selected_layers': (0, 0, 1, 1),
+        'embed_dim': 128, 'num_heads': 2, 'depth': 4, 'selected_layers': (0, 1, 2, 3),
         'img_size': 56, 'vit_depth': 1, 'vit_num_heads': 2, 'enable_3d_rope': True,
         'camera_trunk_depth': 1, 'camera_num_heads': 2, 'camera_num_iterations': 2,
         'dpt_features': 32, 'dpt_out_channels': (32, 32, 32, 32), 'max_frame_num': 256},

@@ -60,6 +60,9 @@ class GCTStream(nn.Module):
             kv_cache_camera_only=kv_cache_camera_only,
             kv_cache_cross_frame_special=not kv_cache_cross_frame_special,
             kv_cache_include_scale_frames=not kv_cache_include_scale_frames)
+        if len(set(selected_layers)) != 4 or max(selected_layers) >= depth:
+            raise ValueError(f'selected_layers is {tuple(selected_layers)}; the heads need four '
+                             f'different layers below depth {depth}')
         self.patch_size = patch_size
         self.num_frame_for_scale = num_frame_for_scale
         self.max_frame_num = max_frame_num
