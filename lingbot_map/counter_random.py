@@ -1,6 +1,7 @@
 """Random numbers that are pure functions of (seed, position), exact on every device."""
 
 import math
+from typing import Sequence
 
 import torch
 
@@ -21,6 +22,12 @@ def uniforms(seeds: torch.Tensor, stream: int, *shape: int) -> torch.Tensor:
     start = _mix64(_mix64(seeds) + stream * 0x632BE5AB)
     bits = _mix64(start[:, None] + (counter + 1) * _GOLDEN)
     return (_shift64(bits, 11).double() * 2.0**-53).reshape(-1, *shape)
+
+
+def between(draw: torch.Tensor, ranges: Sequence[tuple[float, float]]) -> torch.Tensor:
+    """Return uniform numbers (..., n) moved from [0, 1) into the n ranges (low, high)."""
+    low, high = draw.new_tensor(ranges).unbind(-1)
+    return low + (high - low) * draw
 
 
 def hash32(x: torch.Tensor) -> torch.Tensor:

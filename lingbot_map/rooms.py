@@ -6,7 +6,8 @@ from typing import Sequence
 
 import torch
 
-from lingbot_map.counter_random import uniforms
+from lingbot_map.counter_random import between, uniforms
+from lingbot_map.room_materials import materials
 from lingbot_map.room_paths import camera_paths
 
 ROOM_SIDE = (4.0, 8.0)  # [m]
@@ -18,7 +19,7 @@ MAX_BOXES = NUM_BOXES[1]
 NUM_SURFACES = 6 * (1 + MAX_BOXES)
 BOX_TRIALS = 40
 
-_SIZE, _BOXES, _BOX_COUNT, _CAMERA, _LOOK, _MATERIAL, _KEYS, _LIGHT = range(1, 9)
+_SIZE, _BOXES, _BOX_COUNT, _CAMERA, _LOOK, _KEYS, _LIGHT = range(1, 8)
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Rooms:
     in use (0 or 1); T_world_cam (B, S, 4, 4) float64; K (B, 3, 3) float64 [px]; light (B, 5)
     float64: position [m], ambient share, exposure; look (B, 8) float64: red and blue gain,
     vignetting, blur, noise, gamma, exposure sway and its phase; geometry (B, 54, 14) and
-    material (B, 54, 24) float64: see the shading; keys (B, 54) int32.
+    material (B, 54, 30) float64, columns named in room_materials; keys (B, 54) int32.
     """
 
     seeds: torch.Tensor
@@ -78,13 +79,7 @@ def build_rooms(seeds: Sequence[int], config: RoomConfig, device: torch.device) 
     return Rooms(
         seeds, cuboids, paths.T_world_cam, _intrinsics(seeds, config),
         _lights(seeds, size), _looks(seeds), _face_geometry(cuboids),
-        _materials(seeds, size), key_numbers.floor().to(torch.int32))
-
-
-def between(draw: torch.Tensor, ranges: Sequence[tuple[float, float]]) -> torch.Tensor:
-    """Return uniform numbers (..., n) moved from [0, 1) into the n ranges (low, high)."""
-    low, high = draw.new_tensor(ranges).unbind(-1)
-    return low + (high - low) * draw
+        materials(seeds, cuboids), key_numbers.floor().to(torch.int32))
 
 
 def footprint_distance(xy: torch.Tensor, cuboids: torch.Tensor) -> torch.Tensor:
@@ -181,9 +176,3 @@ def _looks(seeds):
     return between(uniforms(seeds, _LOOK, 8), (
         (0.88, 1.12), (0.88, 1.12), (0.0, 0.3), (0.03, 0.2), (0.5, 4.0), (0.85, 1.2),
         (0.0, 0.08), (0.0, 6.28)))
-
-
-def _materials(seeds, size):
-    """Return (B, 54, 24) numbers of every surface; room_shading names the columns."""
-    draw = uniforms(seeds, _MATERIAL, NUM_SURFACES, 24)
-    return draw
