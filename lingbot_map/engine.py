@@ -137,6 +137,13 @@ class StreamEngine:
         self._scale_frames = len(frames)
         return results
 
+    def network_size(self, height: int, width: int) -> tuple[int, int]:
+        """Return (width, height) of the network's input for images of `height` x `width`.
+
+        :raises ValueError: an image too wide for the network.
+        """
+        return self._map(height, width).network_size
+
     def _preprocess(self, rgb: np.ndarray, tag: object) -> _Frame:
         start = time.perf_counter()
         if rgb.dtype != np.uint8 or rgb.ndim != 3 or rgb.shape[2] != 3 or 0 in rgb.shape:
