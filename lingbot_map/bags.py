@@ -1,7 +1,8 @@
-"""Pictures and reference poses out of rosbag2 (sqlite3, mcap) and ROS 1 bags, without ROS.
+"""
+Pictures and reference poses out of rosbag2 (sqlite3, mcap) and ROS 1 bags, without ROS.
 
-Reading goes through the optional package `rosbags`. Types come from the bag's own definitions, or from
-ROS 2 Jazzy where an old bag has none.
+Reading goes through the optional package `rosbags`. Types come from the bag's own definitions, or
+from ROS 2 Jazzy where an old bag has none.
 """
 
 from collections.abc import Iterator
@@ -11,12 +12,11 @@ import io
 from pathlib import Path
 import struct
 
-import numpy as np
-import torch
-
 from lingbot_map.geometry import quaternion_to_matrix, rigid
 from lingbot_map.raw_images import raw_to_rgb, RawImageError
 from lingbot_map.sources import BAG_SUFFIXES, DEFAULT_FRAME_ID, read_picture, SourceError
+import numpy as np
+import torch
 
 IMAGE_TYPES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
 POSE_OF_TYPE = {  # type -> the geometry_msgs/Pose in a message
@@ -37,10 +37,11 @@ class PoseTrack:
 
 
 class BagSource:
-    """Read the pictures of one topic in the order of the recording.
+    """
+    Read the pictures of one topic in the order of the recording.
 
-    Stamps are the header's; a header without one takes the time of recording. A picture whose stamp
-    does not lie after the one before is left out and counted in `skipped`.
+    Stamps are the header's; a header without one takes the time of recording. A picture whose
+    stamp does not lie after the one before is left out and counted in `skipped`.
     """
 
     def __init__(self, path: Path, image_topic: str):
@@ -90,7 +91,8 @@ class BagSource:
 
 
 def read_ground_truth(path: Path, topic: str = '') -> PoseTrack | None:
-    """Return the poses of `topic`; '' takes the only pose topic named like ground truth, if any.
+    """
+    Return the poses of `topic`; '' takes the only pose topic named like ground truth, if any.
 
     Raises SourceError for a topic that is not there or holds no poses.
     """
@@ -150,7 +152,7 @@ def _reading(path: Path):
 
 
 def _bag_files(path: Path) -> list[Path]:
-    """Return what rosbags opens: the folder, or its storage files where metadata.yaml is missing."""
+    """Return what rosbags opens: the folder, or its storage files if metadata.yaml is missing."""
     if path.is_file() or (path / 'metadata.yaml').exists():
         return [path]
     return sorted(file for file in path.iterdir() if file.suffix in BAG_SUFFIXES)

@@ -1,7 +1,8 @@
-"""Write trajectories, clouds and depth as files that other tools read.
+"""
+Write trajectories, clouds and depth as files that other tools read.
 
-Every file is written aside and then renamed: whoever looks at `path` sees the old file or the whole new
-one, also after a crash. Poses are (4, 4) camera-to-world, clouds POINT_DTYPE.
+Every file is written aside and then renamed: whoever looks at `path` sees the old file or the
+whole new one, also after a crash. Poses are (4, 4) camera-to-world, clouds POINT_DTYPE.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,12 +11,11 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
+from lingbot_map.geometry import matrix_to_quaternion
+from lingbot_map.points import POINT_DTYPE
 import numpy as np
 from PIL import Image
 import torch
-
-from lingbot_map.geometry import matrix_to_quaternion
-from lingbot_map.points import POINT_DTYPE
 
 _PLY_DTYPE = np.dtype([
     ('x', '<f4'), ('y', '<f4'), ('z', '<f4'),
@@ -80,7 +80,7 @@ def write_ply(path: str | os.PathLike, points: np.ndarray) -> None:
 
 
 def write_pcd(path: str | os.PathLike, points: np.ndarray) -> None:
-    """Write a binary PCD 0.7 with x y z rgb confidence; rgb is the packed float that PCL expects."""
+    """Write a binary PCD 0.7 with x y z rgb confidence; rgb is packed into a float as in PCL."""
     assert points.dtype == POINT_DTYPE, f'points have dtype {points.dtype}'
     count = len(POINT_DTYPE.names)
     header = (f'# .PCD v0.7 - Point Cloud Data file format\nVERSION 0.7\n'
@@ -95,7 +95,8 @@ def write_pcd(path: str | os.PathLike, points: np.ndarray) -> None:
 def write_depth_png(
     path: str | os.PathLike, depth: np.ndarray, steps_per_unit: float = 1000.0
 ) -> None:
-    """Write depth (H, W) as 16-bit grey, `steps_per_unit` grey levels for one unit of depth.
+    """
+    Write depth (H, W) as 16-bit grey, `steps_per_unit` grey levels for one unit of depth.
 
     0 means no depth: not finite, not positive, or too far for 16 bits.
     """

@@ -1,4 +1,5 @@
-"""How far an estimated path is from the true one: similarity alignment, ATE, RPE.
+"""
+How far an estimated path is from the true one: similarity alignment, ATE, RPE.
 
 Numpy only. Positions are (N, 3), poses `T` (N, 4, 4); row n of both arguments is the same moment
 (`associate` finds such pairs). Errors come in the unit of the truth.
@@ -62,10 +63,11 @@ class Rpe:
 
 
 def umeyama(source: np.ndarray, target: np.ndarray, with_scale: bool = True) -> Similarity:
-    """Return the least-squares similarity from source (N, 3) to target (N, 3).
+    """
+    Return the least-squares similarity from source (N, 3) to target (N, 3).
 
-    Umeyama, PAMI 1991. Points on a line, or fewer than three, leave a rotation free: the result still
-    has the least error. Raises MetricsError when the scale is asked for and has no meaning.
+    Umeyama, PAMI 1991. Points on a line, or fewer than three, leave a rotation free: the result
+    still has the least error. Raises MetricsError when the scale is asked for and has no meaning.
     """
     source, target = _paired(source, target)
     source_mean, target_mean = source.mean(axis=0), target.mean(axis=0)
@@ -88,7 +90,8 @@ def _scale(source_0: np.ndarray, target_0: np.ndarray, covariance: float) -> flo
 
 
 def ate(estimate: np.ndarray, truth: np.ndarray, alignment: str = 'sim3') -> Ate:
-    """Return the absolute trajectory error of positions (N, 3) after aligning estimate to truth.
+    """
+    Return the absolute trajectory error of positions (N, 3) after aligning estimate to truth.
 
     `alignment` is one of ALIGNMENTS. Raises MetricsError for paths that cannot be aligned.
     """
@@ -104,7 +107,8 @@ def ate(estimate: np.ndarray, truth: np.ndarray, alignment: str = 'sim3') -> Ate
 
 
 def rpe(estimate: np.ndarray, truth: np.ndarray, delta: int = 1) -> Rpe:
-    """Return the relative pose error of poses (N, 4, 4) over steps of `delta` poses.
+    """
+    Return the relative pose error of poses (N, 4, 4) over steps of `delta` poses.
 
     Poses are body-to-world. Bring both to one scale first; the choice of world does not matter.
     """
@@ -132,7 +136,8 @@ def path_length(positions: np.ndarray) -> float:
 def associate(
     stamps_ns: np.ndarray, other_stamps_ns: np.ndarray, tolerance_ns: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return index arrays (i, j): stamps_ns[i] and its nearest other_stamps_ns[j], near enough.
+    """
+    Return index arrays (i, j): stamps_ns[i] and its nearest other_stamps_ns[j], near enough.
 
     Both are int64 nanoseconds, `other_stamps_ns` ascending. A stamp without a partner within
     `tolerance_ns` is left out.

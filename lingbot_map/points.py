@@ -1,16 +1,16 @@
-"""From one frame's depth to coloured points in the map, filtered and packed on the device.
+"""
+From one frame's depth to coloured points in the map, filtered and packed on the device.
 
-A packed point is the 20-byte record POINT_DTYPE: what a PointCloud2 message, a PLY and a PCD file hold,
-so that every consumer copies bytes and nothing else.
+A packed point is the 20-byte record POINT_DTYPE, which PointCloud2 messages and PCD files hold as
+it is, so that consumers copy bytes and nothing else.
 """
 
 from dataclasses import dataclass
 
-import numpy as np
-import torch
-
 from lingbot_map.engine import FrameResult
 from lingbot_map.geometry import unproject
+import numpy as np
+import torch
 
 POINT_DTYPE = np.dtype([
     ('x', '<f4'), ('y', '<f4'), ('z', '<f4'),
@@ -40,7 +40,8 @@ class PointFilter:
     def __call__(
         self, result: FrameResult, T_map_cam: np.ndarray, scale: float = 1.0
     ) -> np.ndarray:
-        """Return the kept points (N,) POINT_DTYPE in the map frame, in row-major pixel order.
+        """
+        Return the kept points (N,) POINT_DTYPE in the map frame, in row-major pixel order.
 
         `T_map_cam` (4, 4) is in map units already; `scale` turns network depth into map units.
         Depth that is NaN, infinite or not positive never becomes a point, nor does a NaN

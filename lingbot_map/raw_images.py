@@ -16,16 +16,17 @@ class RawImageError(ValueError):
 
 
 def raw_to_rgb(data, encoding: str, height: int, width: int, step: int) -> np.ndarray:
-    """Return an image message's pixels as contiguous rgb uint8 (H, W, 3); alpha is dropped.
+    """
+    Return an image message's pixels as contiguous rgb uint8 (H, W, 3); alpha is dropped.
 
-    `step` is the number of bytes from row to row and may exceed the pixels. An rgb8 image without padding is
-    a view of `data`, every other one a copy.
+    `step` is the number of bytes from row to row and may exceed the pixels. An rgb8 image
+    without padding is a view of `data`, every other one a copy.
     """
     if encoding not in CHANNELS_TO_RGB:
         raise RawImageError(f"encoding '{encoding}' is not one of {' '.join(CHANNELS_TO_RGB)}")
     order, channels = CHANNELS_TO_RGB[encoding]
     if min(height, width) < 1 or step < width * channels:
-        raise RawImageError(f'a {width}x{height} {encoding} image cannot have rows of {step} bytes')
+        raise RawImageError(f'a {width}x{height} {encoding} image has no rows of {step} bytes')
     flat = np.frombuffer(data, np.uint8)
     if len(flat) < step * (height - 1) + width * channels:
         raise RawImageError(f'the image holds {len(flat)} bytes, not {height} rows of {step}')

@@ -1,8 +1,10 @@
-"""Recorded input as a stream of stamped pictures: image folders, videos, rosbags.
+"""
+Recorded input as a stream of stamped pictures: image folders, videos, rosbags.
 
-A source has a length, a `frame_id`, counts what it left out in `skipped`, and yields (stamp_ns, rgb) with
-strictly increasing stamps, rgb uint8 (H, W, 3). It reads while it is iterated and can be iterated again.
-Whatever is wrong with the input is one SourceError of one line, as early as it can be known.
+A source has a length, a `frame_id`, counts what it left out in `skipped`, and yields
+(stamp_ns, rgb) with strictly increasing stamps, rgb uint8 (H, W, 3). It reads while it is iterated
+and can be iterated again. Whatever is wrong with the input is one SourceError of one line, as
+early as it can be known.
 """
 
 from collections.abc import Iterator
@@ -11,16 +13,18 @@ from pathlib import Path
 import re
 from typing import BinaryIO, Protocol
 
+from lingbot_map.preprocess import open_rgb
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 IMAGE_SUFFIXES = ('.bmp', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')
 BAG_SUFFIXES = ('.bag', '.db3', '.mcap')
 DEFAULT_FRAME_ID = 'camera_optical_frame'
 DEFAULT_FPS = 10.0
 
+_DAMAGED_PICTURE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # of Pillow
 _EXIF_ORIENTATION = 0x0112
-_VIDEO_ENDS_EARLY = 0.9  # containers estimate their frame count; far below it the file is cut short
+_VIDEO_ENDS_EARLY = 0.9  # containers only estimate their count; far below it, it is cut short
 
 
 class SourceError(ValueError):
@@ -41,11 +45,12 @@ class Source(Protocol):
 
 
 def open_source(path: str | os.PathLike, image_topic: str = '', fps: float = 0.0) -> Source:
-    """Return the source at `path`, checked as far as that goes without decoding everything.
+    """
+    Return the source at `path`, checked as far as that goes without decoding everything.
 
-    `image_topic` chooses among the topics of a bag; '' takes the only one. `fps` is the rate [Hz] of
-    an image folder's stamps, or how many frames per second to take of a video; 0 means 10 Hz and
-    every frame. Raises SourceError.
+    `image_topic` chooses among the topics of a bag; '' takes the only one. `fps` is the rate [Hz]
+    of an image folder's stamps, or how many frames per second to take of a video; 0 means 10 Hz
+    and every frame. Raises SourceError.
     """
     path = Path(path)
     if not path.exists():
@@ -73,21 +78,15 @@ def is_bag(path: Path) -> bool:
 
 
 def read_picture(file: BinaryIO | Path, name: str) -> np.ndarray:
-    """Return an encoded picture as rgb uint8 (H, W, 3), the way spec section 3 loads files.
+    """
+    Return an encoded picture as rgb uint8 (H, W, 3), the way spec section 3 loads files.
 
-    EXIF orientation is applied, RGBA is composited over white, 16-bit grey keeps its upper byte.
+    EXIF orientation is applied, RGBA is composited over white.
     Raises SourceError with `name` for what is no picture or a damaged one.
     """
     try:
-        with Image.open(file) as opened:
-            image = ImageOps.exif_transpose(opened)
-            if image.mode.startswith('I;16'):  # Pillow would clip it to white
-                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-            if image.mode == 'RGBA':
-                white = Image.new('RGBA', image.size, (255, 255, 255, 255))
-                image = Image.alpha_composite(white, image)
-            return np.array(image.convert('RGB'))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return open_rgb(file)
+    except _DAMAGED_PICTURE:
         raise SourceError(f"'{name}' is not an image or is damaged") from None
 
 
@@ -114,7 +113,7 @@ class FolderSource:
 
 
 class VideoSource:
-    """Decode a video with OpenCV, taking every n-th frame so that about `fps` per second remain."""
+    """Decode a video with OpenCV, every n-th frame of it so that about `fps` per second remain."""
 
     def __init__(self, path: Path, fps: float):
         self.frame_id = DEFAULT_FRAME_ID
@@ -189,5 +188,5 @@ def _upright_size(file: Path) -> tuple[int, int]:
         with Image.open(file) as image:
             sideways = image.getexif().get(_EXIF_ORIENTATION, 1) >= 5
             return image.size[::-1] if sideways else image.size
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+    except _DAMAGED_PICTURE:
         raise SourceError(f"'{file}' is not an image or is damaged") from None

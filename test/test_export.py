@@ -3,14 +3,19 @@
 import os
 
 import cv2
+from lingbot_map.export import (
+    replacing,
+    write_depth_png,
+    write_kitti,
+    write_pcd,
+    write_ply,
+    write_tum,
+)
+from lingbot_map.points import POINT_DTYPE
 import numpy as np
 from PIL import Image
 from plyfile import PlyData
 import pytest
-
-from lingbot_map.export import (
-    replacing, write_depth_png, write_kitti, write_pcd, write_ply, write_tum)
-from lingbot_map.points import POINT_DTYPE
 
 
 @pytest.fixture
@@ -20,7 +25,7 @@ def points():
 
 
 def turned():
-    """Return a quarter turn about z with a translation: quaternion (0, 0, sqrt(1/2), sqrt(1/2))."""
+    """Return a quarter turn about z, quaternion (0, 0, sqrt(1/2), sqrt(1/2)), and a shift."""
     T = np.eye(4)
     T[:3, :3] = [[0, -1, 0], [1, 0, 0], [0, 0, 1]]
     T[:3, 3] = 1, 2, 3

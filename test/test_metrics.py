@@ -1,10 +1,8 @@
 """Trajectory errors against figures worked out by hand."""
 
+from lingbot_map.metrics import associate, ate, MetricsError, path_length, rpe, Similarity, umeyama
 import numpy as np
 import pytest
-
-from lingbot_map.metrics import (
-    associate, ate, MetricsError, path_length, rpe, Similarity, umeyama)
 
 CORNERS = np.array([[0.0, 0, 0], [1, 0, 0], [1, 2, 0], [1, 2, 3]])
 

@@ -1,12 +1,11 @@
 """PointFilter against a loop over pixels written from the specification."""
 
-import numpy as np
-import pytest
-import torch
-
 from lingbot_map.engine import FrameResult
 from lingbot_map.points import POINT_DTYPE, PointFilter
 from lingbot_map.preprocess import PixelMap
+import numpy as np
+import pytest
+import torch
 
 K = np.array([[50.0, 0, 4.0], [0, 40.0, 3.0], [0, 0, 1]])
 T_MAP_CAM = np.array([[0.0, 0, 1, 10], [-1, 0, 0, 20], [0, -1, 0, 30], [0, 0, 0, 1]])
@@ -112,7 +111,8 @@ def test_the_frame_is_not_changed():
 
 
 @pytest.mark.parametrize(('name', 'value'), [
-    ('min_confidence', -1.0), ('min_confidence', float('nan')), ('max_depth', -0.1), ('stride', 0)])
+    ('min_confidence', -1.0), ('min_confidence', float('nan')), ('max_depth', -0.1),
+    ('stride', 0)])
 def test_a_wrong_setting_is_named(name, value):
     with pytest.raises(ValueError, match=f'{name} is {value}'):
         PointFilter(**{name: value})
