@@ -78,11 +78,20 @@ def _fill_chunk(flat: np.ndarray, start: int, seed: int, scale: float, offset: f
 @torch.no_grad()
 def fill_model(model: torch.nn.Module, salt: str = '', through_float16: bool = False) -> None:
     """
-    Overwrite every weight of the model in place, one after the other, whatever device and dtype.
+    Overwrite every weight of the model, whatever its device and dtype.
 
-    `through_float16` rounds the values to float16 first (small reference models are stored so).
+    Weights on the meta device become float32 tensors on the CPU, so that a large model never
+    holds two sets. `through_float16` rounds the values to float16 first (small reference models
+    are stored so).
     """
+    created = {}
     for key, weight in model.state_dict().items():
         values = torch.empty(weight.shape)
         fill_values(key, values.numpy(), salt)
-        weight.copy_(values.half() if through_float16 else values)
+        if through_float16:
+            values = values.half().float()
+        if weight.is_meta:
+            created[key] = values
+        else:
+            weight.copy_(values)
+    model.load_state_dict(created, strict=False, assign=True)
