@@ -12,7 +12,7 @@ OPENING_S, OPENING_WIDTH, OPENING_LOW, OPENING_HIGH, OPENING_GAIN, PANES = 19, 2
 SKIRTING, SKIRTING_GAIN, EDGE_WIDTH, EDGE_GAIN = 25, 26, 27, 28
 NUM_COLUMNS = 29
 
-_DRAW, _KIND, _CLIP_COLOUR = range(200, 203)
+_DRAW, _KIND, _ROOM_COLOUR, _PICTURES = range(200, 204)
 _PLAIN = 1e3  # [m] tiles so large that no joint is seen
 
 
@@ -22,13 +22,14 @@ def materials(seeds: torch.Tensor, cuboids: torch.Tensor) -> torch.Tensor:
     draw = uniforms(seeds, _DRAW, num_surfaces, NUM_COLUMNS)
     kind = uniforms(seeds, _KIND, num_surfaces, 4)
     table = between(draw, (
-        *((0.0, 1.0),) * 9, (0.45, 1.1), (-0.5, 0.9), (0.15, 0.5),
+        *((0.0, 1.0),) * 9, (0.4, 1.1), (-0.3, 1.5), (0.15, 0.5),
         (0.1, 0.6), (0.1, 0.6), (0.0, 1.0), (0.002, 0.012), (0.25, 1.3), (0.0, 0.35),
-        (0.35, 0.75), (0.0, 1.0), (0.35, 0.6), (0.0, 1.0), (0.0, 1.0), (0.5, 1.7), (1.0, 4.0),
+        (0.2, 1.0), (0.0, 1.0), (0.35, 0.6), (0.0, 1.0), (0.0, 1.0), (0.5, 1.7), (1.0, 4.0),
         (0.06, 0.14), (0.3, 1.5), (0.008, 0.02), (0.15, 0.45)))
     table[..., COLOURS] = _colours(draw, kind, seeds)
     _set_tiles(table, kind)
     _set_room(table, draw, cuboids[:, 0, 3:6] * 2)
+    table[..., PICTURES] *= between(uniforms(seeds, _PICTURES, 1), ((0.1, 0.6),))
     table[:, 6:, SKIRTING] = 0
     table[:, 6:, OPENING_WIDTH] = 0
     return table
@@ -39,10 +40,10 @@ def _colours(draw, kind, seeds):
     tint = draw[..., :9].unflatten(-1, (3, 3)) - 0.5
     bright = between(kind[..., :3], ((0.3, 0.9), (0.35, 1.0), (0.1, 1.0)))
     # all walls of a room resemble each other somewhat; each has its own shade of the colour
-    wall = between(uniforms(seeds, _CLIP_COLOUR, 4), ((0.4, 0.9), *((-0.2, 0.2),) * 3))
+    wall = between(uniforms(seeds, _ROOM_COLOUR, 4), ((0.4, 0.9), *((-0.2, 0.2),) * 3))
     bright[:, :4, 0] = 0.6 * wall[:, :1] + 0.4 * bright[:, :4, 0]
     bright[..., 1] *= bright[..., 0]
-    strength = tint.new_tensor((0.35, 0.5, 0.9))[:, None]
+    strength = tint.new_tensor((0.35, 0.4, 0.7))[:, None]
     tint = tint * strength
     tint[:, :4, 0] = 0.5 * tint[:, :4, 0] + wall[:, None, 1:]
     return (bright[..., None] * (1 + tint)).clamp(0.02, 1.0).flatten(-2)

@@ -44,7 +44,7 @@ def camera_paths(
     yaw = heading + torch.where(handheld, _gaze(seeds, num_frames), 0.0)
     middle = (heading[..., 1:] + heading[..., :-1]) / 2
     moves = steps[..., None] * torch.stack((middle.cos(), middle.sin()), -1)
-    xy = torch.cat((torch.zeros_like(moves[..., :1, :]), moves.cumsum(-2)), -2)
+    xy = torch.nn.functional.pad(moves.cumsum(-2), (0, 0, 1, 0))
 
     low, high = xy.amin(-2), xy.amax(-2)
     slack = room_size[:, None, :2] - 2 * WALL_MARGIN - (high - low)

@@ -163,6 +163,8 @@ def paint_pictures(rgb, s, t, footprint, surface, keys, material, cell, salt):
     picture = torch.stack([
         hash_fraction(fill, i) * (1 - strength) + hash_fraction(piece, i) * strength
         for i in range(3)])
+    grey = picture.mean(0)
+    picture = grey + (picture - grey) * hash_fraction(key, 2)
     frame = _inside(0.04 * cell - depth_in, footprint)
     picture = picture + (hash_fraction(key, 1) - picture) * frame
     return rgb + (picture - rgb) * (_inside(depth_in, footprint) * present)
@@ -205,7 +207,8 @@ def develop(rgb, u, v, look, gains, noise_key):
     rows = rgb[..., 1:-1, :] * (1 - 2 * edge) + (rgb[..., :-2, :] + rgb[..., 2:, :]) * edge
     rgb = rows[..., 1:-1] * (1 - 2 * edge) + (rows[..., :-2] + rows[..., 2:]) * edge
     rgb = rgb * gains * (look[:, 4] * (1 - look[:, 0] * (x * x + y * y)))
-    rgb = rgb.clamp(0, 1) ** look[:, 3]
+    # a film's shoulder: bright places keep their texture
+    rgb = (1 - torch.exp(-1.5 * rgb)).clamp(min=0) ** look[:, 3]
     pixel = (v.to(torch.int32) * width + u.to(torch.int32)) * 3
     bits = torch.stack([hash32(hash32(pixel + i) + noise_key) for i in range(3)])
     grain = sum((bits >> shift) & 255 for shift in (0, 8, 16, 24)).float() - 510.0
