@@ -13,7 +13,7 @@ from pathlib import Path
 import struct
 
 from lingbot_map.geometry import quaternion_to_matrix, rigid
-from lingbot_map.raw_images import raw_to_rgb, RawImageError
+from lingbot_map.raw_images import to_rgb, UnsupportedImage
 from lingbot_map.sources import BAG_SUFFIXES, DEFAULT_FRAME_ID, read_picture, SourceError
 import numpy as np
 import torch
@@ -84,9 +84,8 @@ class BagSource:
         if hasattr(message, 'format'):
             return read_picture(io.BytesIO(message.data), name)
         try:
-            return raw_to_rgb(
-                message.data, message.encoding, message.height, message.width, message.step)
-        except RawImageError as error:
+            return to_rgb(message)
+        except UnsupportedImage as error:
             raise SourceError(f"'{name}': {error}") from None
 
 

@@ -1,37 +1,52 @@
-"""The pixel layouts of sensor_msgs/Image that are turned into RGB, on plain arrays."""
+"""From the pixels of an image message to RGB, whoever made the message object."""
 
+import cv2
 import numpy as np
 
-CHANNELS_TO_RGB = {  # encoding -> which bytes of a pixel are red, green, blue; how many it has
-    'rgb8': ((0, 1, 2), 3),
-    'bgr8': ((2, 1, 0), 3),
-    'rgba8': ((0, 1, 2), 4),
-    'bgra8': ((2, 1, 0), 4),
-    'mono8': ((0, 0, 0), 1),
+_ENCODINGS = {  # channels, and how OpenCV calls the way to RGB; None: already there
+    'rgb8': (3, None),
+    'bgr8': (3, cv2.COLOR_BGR2RGB),
+    'rgba8': (4, cv2.COLOR_RGBA2RGB),
+    'bgra8': (4, cv2.COLOR_BGRA2RGB),
+    'mono8': (1, cv2.COLOR_GRAY2RGB),
 }
+_MAX_SIDE = 16384  # beyond any camera: such a size is a damaged message
 
 
-class RawImageError(ValueError):
-    """Tell in one line why an image message holds no picture that can be used."""
+class UnsupportedImage(ValueError):
+    """Says in one line what is wrong with an image message."""
 
 
-def raw_to_rgb(data, encoding: str, height: int, width: int, step: int) -> np.ndarray:
+def to_rgb(message) -> np.ndarray:
     """
-    Return an image message's pixels as contiguous rgb uint8 (H, W, 3); alpha is dropped.
+    Return the pixels (H, W, 3) uint8, contiguous; for unpadded rgb8 a view of the message.
 
-    `step` is the number of bytes from row to row and may exceed the pixels. An rgb8 image
-    without padding is a view of `data`, every other one a copy.
+    `message` is a sensor_msgs/Image of rclpy or of rosbags; alpha is dropped. UnsupportedImage:
+    encoding, size, step or data length are not those of a picture.
     """
-    if encoding not in CHANNELS_TO_RGB:
-        raise RawImageError(f"encoding '{encoding}' is not one of {' '.join(CHANNELS_TO_RGB)}")
-    order, channels = CHANNELS_TO_RGB[encoding]
-    if min(height, width) < 1 or step < width * channels:
-        raise RawImageError(f'a {width}x{height} {encoding} image has no rows of {step} bytes')
-    flat = np.frombuffer(data, np.uint8)
-    if len(flat) < step * (height - 1) + width * channels:
-        raise RawImageError(f'the image holds {len(flat)} bytes, not {height} rows of {step}')
-    pixels = np.lib.stride_tricks.as_strided(
-        flat, (height, width, channels), (step, channels, 1), writeable=False)
-    if encoding == 'rgb8':
+    if message.encoding not in _ENCODINGS:
+        raise UnsupportedImage(f"encoding '{message.encoding}' is not supported: publish one of "
+                               f'{", ".join(_ENCODINGS)}')
+    channels, to_rgb_code = _ENCODINGS[message.encoding]
+    pixels = _pixels(message, channels)
+    if to_rgb_code is None:
         return np.ascontiguousarray(pixels)
-    return np.ascontiguousarray(pixels[:, :, order])
+    return cv2.cvtColor(pixels, to_rgb_code)
+
+
+def _pixels(message, channels: int) -> np.ndarray:
+    """Return a view (H, W, channels) of the data without the padding at the end of the rows."""
+    height, width, step = message.height, message.width, message.step
+    if not (0 < height <= _MAX_SIDE and 0 < width <= _MAX_SIDE):
+        raise UnsupportedImage(f'size {width}x{height} is not that of a picture: both sides must '
+                               f'be 1 to {_MAX_SIDE} pixels')
+    row = width * channels
+    if step < row:
+        raise UnsupportedImage(f'step {step} is less than the {row} bytes of a row of {width} '
+                               f'{message.encoding} pixels')
+    needed = step * (height - 1) + row
+    if len(message.data) < needed:
+        raise UnsupportedImage(f'data has {len(message.data)} bytes, {width}x{height} '
+                               f'{message.encoding} with step {step} needs {needed}')
+    return np.ndarray((height, width, channels), np.uint8, buffer=message.data,
+                      strides=(step, channels, 1))
