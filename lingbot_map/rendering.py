@@ -1,0 +1,210 @@
+"""
+Draw a cloud and the path through it as one picture: from above and, below it, from the side.
+
+Map axes are REP-103: x forward, y left, z up. Both views share the x axis and the scale. Each view
+cuts away what would hide the path: the ceiling from above, the wall before the path from the side.
+"""
+
+from dataclasses import dataclass
+import io
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+import numpy as np
+
+_DPI = 100
+_VIEW_PX = (1500, 950)  # room for both views together
+_LEFT_PX, _RIGHT_PX, _TOP_PX, _BOTTOM_PX, _GAP_PX = 90, 30, 70, 110, 75
+_MIN_SIDE_PX = 140
+_INK, _PAPER, _GROUND = '#20242b', '#ffffff', '#12151a'
+_PATH, _TRUTH, _START, _END = '#ff9f1c', '#f4f6f8', '#2ec46f', '#ff4d5e'
+_LEAST_SHOWN = 0.2  # a cut that would hide more than the rest of the cloud is not made
+
+
+@dataclass(frozen=True)
+class _View:
+    """Which axes go right and up on the paper, which one looks at the viewer, and its cut."""
+
+    name: str
+    right: int
+    up: int
+    toward: int
+    sign: float  # +1: larger values of the `toward` axis are nearer to the viewer
+    cut: str
+
+
+_TOP = _View('top view', 0, 1, 2, 1.0, 'cut above the path')
+_SIDE = _View('side view', 0, 2, 1, -1.0, 'cut before the path')
+
+
+def render_map(
+    points: np.ndarray, path: np.ndarray, truth: np.ndarray | None = None,
+    title: str = '', unit: str = 'map units',
+) -> bytes:
+    """
+    Return a PNG of points (N,) POINT_DTYPE and path positions (M, 3) in the map frame.
+
+    `truth` (K, 3) is drawn beside the path, already aligned to the map. Any of them may be empty.
+    """
+    path = np.asarray(path, np.float64).reshape(-1, 3)
+    truth = np.empty((0, 3)) if truth is None else np.asarray(truth, np.float64).reshape(-1, 3)
+    xyz = np.stack([points[axis] for axis in 'xyz'], axis=1).astype(np.float64)
+    low, high = _limits(xyz, np.concatenate((path, truth)))
+    px_per_unit = _scale(high - low)
+    figure = Figure(dpi=_DPI, facecolor=_PAPER)
+    canvas = FigureCanvasAgg(figure)
+    top, side = _place_axes(figure, (high - low) * px_per_unit)
+    for view, axes in ((_TOP, top), (_SIDE, side)):
+        _draw_cloud(axes, view, xyz, points['rgb'], path, (low, high, px_per_unit))
+        _draw_paths(axes, view, path, truth)
+        _label(axes, view, low, high, unit)
+    _scale_bar(top, low, high, unit)
+    _legend(figure, len(truth) > 0)
+    figure.text(_LEFT_PX / _width_px(figure), 1 - 34 / _height_px(figure), title,
+                color=_INK, fontsize=14, fontweight='bold', va='center')
+    buffer = io.BytesIO()
+    canvas.print_png(buffer)
+    return buffer.getvalue()
+
+
+def _limits(xyz: np.ndarray, paths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return corners (3,) around the paths and all but the stray points of the cloud."""
+    corners = [paths.min(axis=0), paths.max(axis=0)] if len(paths) else []
+    if len(xyz):
+        corners += list(np.percentile(xyz, (1, 99), axis=0))
+    low, high = (np.min(corners, axis=0), np.max(corners, axis=0)) if corners else (
+        np.zeros(3), np.ones(3))
+    extent = (high - low).max() or 1.0
+    margin = 0.04 * extent
+    thin = np.maximum(0.1 * extent - (high - low), 0) / 2  # a flat cloud still gets a view
+    return low - margin - thin, high + margin + thin
+
+
+def _scale(extent: np.ndarray) -> float:
+    return min(_VIEW_PX[0] / extent[0], _VIEW_PX[1] / (extent[1] + extent[2]))
+
+
+def _place_axes(figure: Figure, size_px: np.ndarray) -> tuple:
+    """Give the figure two axes of exactly the size that the scale asks for."""
+    width = max(size_px[0], 5 * _MIN_SIDE_PX)
+    total_width = _LEFT_PX + width + _RIGHT_PX
+    total_height = _TOP_PX + size_px[1] + _GAP_PX + size_px[2] + _BOTTOM_PX
+    figure.set_size_inches(total_width / _DPI, total_height / _DPI)
+    left = (_LEFT_PX + (width - size_px[0]) / 2) / total_width
+    across = size_px[0] / total_width
+    side = figure.add_axes((left, _BOTTOM_PX / total_height, across, size_px[2] / total_height))
+    top = figure.add_axes((left, (_BOTTOM_PX + size_px[2] + _GAP_PX) / total_height, across,
+                           size_px[1] / total_height))
+    return top, side
+
+
+def _draw_cloud(axes, view: _View, xyz, rgb, path, frame) -> None:
+    low, high, px_per_unit = frame
+    shown = _after_cut(view, xyz, path)
+    picture = _rasterize(view, xyz[shown], rgb[shown], low, high, px_per_unit)
+    axes.imshow(picture, origin='lower', interpolation='nearest', aspect='auto',
+                extent=(low[view.right], high[view.right], low[view.up], high[view.up]))
+
+
+def _after_cut(view: _View, xyz: np.ndarray, path: np.ndarray) -> np.ndarray:
+    """Return which points (N,) bool do not hide the path from the viewer."""
+    everything = np.ones(len(xyz), bool)
+    if not len(path) or not len(xyz):
+        return everything
+    nearness = view.sign * xyz[:, view.toward]
+    shown = nearness <= (view.sign * path[:, view.toward]).max()
+    return shown if shown.mean() >= _LEAST_SHOWN else everything
+
+
+def _rasterize(view: _View, xyz, rgb, low, high, px_per_unit) -> np.ndarray:
+    """Return the nearest point's colour per pixel, (H, W, 3) uint8; row 0 is the lowest."""
+    right, up = view.right, view.up
+    width, height = np.ceil((high - low)[[right, up]] * px_per_unit).astype(int)
+    cell = np.floor((xyz[:, [right, up]] - low[[right, up]]) * px_per_unit).astype(int)
+    inside = ((cell >= 0) & (cell < (width, height))).all(axis=1)
+    nearness = view.sign * xyz[:, view.toward]
+    order = np.flatnonzero(inside)[np.argsort(nearness[inside], kind='stable')]
+    column, row = cell[order].T
+    depth = np.full((height, width), -np.inf)
+    picture = np.tile(_rgb_of(_GROUND), (height, width, 1))
+    depth[row, column] = nearness[order]  # of several in a pixel the last, nearest one stays
+    picture[row, column] = np.stack([rgb[order] >> shift & 0xFF for shift in (16, 8, 0)], axis=1)
+    for shift, axis in ((1, 0), (-1, 0), (1, 1), (-1, 1)):
+        _grow(depth, picture, shift, axis)
+    return picture
+
+
+def _grow(depth: np.ndarray, picture: np.ndarray, shift: int, axis: int) -> None:
+    """Let each pixel cover its neighbour if it is nearer: dots instead of single pixels."""
+    neighbour = np.roll(depth, shift, axis)
+    edge = [slice(None), slice(None)]
+    edge[axis] = 0 if shift > 0 else -1
+    neighbour[tuple(edge)] = -np.inf  # nothing comes round from the other side
+    nearer = neighbour > depth
+    depth[nearer] = neighbour[nearer]
+    picture[nearer] = np.roll(picture, shift, axis)[nearer]
+
+
+def _rgb_of(colour: str) -> np.ndarray:
+    return np.array([int(colour[i:i + 2], 16) for i in (1, 3, 5)], np.uint8)
+
+
+def _draw_paths(axes, view: _View, path: np.ndarray, truth: np.ndarray) -> None:
+    axes.plot(truth[:, view.right], truth[:, view.up], color=_TRUTH, linewidth=1.6,
+              linestyle=(0, (4, 2)), zorder=3)
+    axes.plot(path[:, view.right], path[:, view.up], color=_GROUND, linewidth=4.5, zorder=4)
+    axes.plot(path[:, view.right], path[:, view.up], color=_PATH, linewidth=2.4, zorder=5)
+    for position, marker, colour in zip(path[[0, -1]] if len(path) else (), 'os',
+                                        (_START, _END), strict=False):
+        axes.plot(position[view.right], position[view.up], marker, color=colour, markersize=10,
+                  markeredgecolor=_PAPER, markeredgewidth=1.5, zorder=6)
+
+
+def _label(axes, view: _View, low, high, unit: str) -> None:
+    names = ('x forward', 'y left', 'z up')
+    axes.set_xlim(low[view.right], high[view.right])
+    axes.set_ylim(low[view.up], high[view.up])
+    axes.set_xlabel(f'{names[view.right]} [{unit}]', color=_INK)
+    axes.set_ylabel(f'{names[view.up]} [{unit}]', color=_INK)
+    axes.set_title(f'{view.name}, {view.cut}', loc='left', color=_INK, fontsize=10)
+    axes.grid(color='#ffffff', alpha=0.13, linewidth=0.6)
+    axes.tick_params(colors=_INK, labelsize=9)
+    for spine in axes.spines.values():
+        spine.set_color('#8b93a1')
+
+
+def _scale_bar(axes, low, high, unit: str) -> None:
+    length = _round_length((high - low)[0] / 5)
+    x, y = low[0] + 0.03 * (high - low)[0], low[1] + 0.05 * (high - low)[1]
+    axes.plot([x, x + length], [y, y], color=_GROUND, linewidth=6, solid_capstyle='butt', zorder=7)
+    axes.plot([x, x + length], [y, y], color=_PAPER, linewidth=3, solid_capstyle='butt', zorder=8)
+    axes.annotate(f'{length:g} {unit}', (x + length / 2, y), (0, 6), textcoords='offset points',
+                  ha='center', color=_PAPER, fontsize=9, zorder=8,
+                  bbox={'facecolor': _GROUND, 'edgecolor': 'none', 'alpha': 0.6, 'pad': 1.5})
+
+
+def _round_length(length: float) -> float:
+    """Return the largest 1, 2 or 5 times a power of ten that is not above `length`."""
+    power = 10.0 ** np.floor(np.log10(length))
+    return power * max(step for step in (1, 2, 5) if step * power <= length * (1 + 1e-9))
+
+
+def _legend(figure: Figure, has_truth: bool) -> None:
+    handles = [Line2D([], [], color=_PATH, linewidth=2.4, label='path'),
+               Line2D([], [], color=_START, marker='o', linestyle='', label='start'),
+               Line2D([], [], color=_END, marker='s', linestyle='', label='end')]
+    if has_truth:
+        handles.append(Line2D([], [], color=_TRUTH, linewidth=1.6, linestyle=(0, (4, 2)),
+                              label='ground truth'))
+    figure.legend(handles=handles, loc='lower center', ncols=len(handles), fontsize=10,
+                  facecolor=_GROUND, labelcolor=_PAPER, edgecolor='none', framealpha=1,
+                  borderpad=0.7, bbox_to_anchor=(0.5, 0.012))
+
+
+def _width_px(figure: Figure) -> float:
+    return figure.get_size_inches()[0] * _DPI
+
+
+def _height_px(figure: Figure) -> float:
+    return figure.get_size_inches()[1] * _DPI
