@@ -1,0 +1,52 @@
+"""Make the engine that the parameters ask for."""
+
+from __future__ import annotations
+
+from lingbot_map.checkpoint import default_dtype, load_model
+from lingbot_map.config import PRESET_IMAGE_WIDTH, StreamConfig
+from lingbot_map.engine import StreamEngine
+from lingbot_map_ros.parameter_spec import ParameterError
+from lingbot_map_ros.parameters import NodeParams
+import torch
+
+
+def load_engine(params: NodeParams) -> StreamEngine:
+    """
+    Load the network onto its device; to be called in the thread that will use it.
+
+    CheckpointError: the weights cannot be used. ParameterError: there is no such device.
+    """
+    device = choose_device(params.device)
+    dtype = default_dtype(device) if params.dtype == 'auto' else getattr(torch, params.dtype)
+    model = load_model(params.model, params.checkpoint, device, dtype)
+    config = StreamConfig(
+        num_scale_frames=params.num_scale_frames,
+        sliding_window=params.sliding_window,
+        max_keyframes=params.max_keyframes,
+        keyframe_interval=params.keyframe_interval,
+        image_width=network_width(params),
+    )
+    return StreamEngine(model, config, device)
+
+
+def network_width(params: NodeParams) -> int:
+    """Return the width of the network's input [px]: the parameter, or the model's own."""
+    return params.image_width or PRESET_IMAGE_WIDTH[params.model]
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the torch device of the parameter `device`; raise ParameterError if there is none."""
+    if name == 'auto':
+        return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device('meta')
+    if device.type not in ('cpu', 'cuda'):
+        raise ParameterError(f"parameter 'device' is '{name}': use auto, cpu, cuda or cuda:N")
+    if device.type == 'cuda' and (device.index or 0) >= torch.cuda.device_count():
+        raise ParameterError(
+            f"parameter 'device' is '{name}', but torch {torch.__version__} sees "
+            f'{torch.cuda.device_count()} CUDA devices: use auto or cpu'
+        )
+    return device

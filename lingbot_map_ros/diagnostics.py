@@ -1,0 +1,81 @@
+"""What /diagnostics says about the node, once a second."""
+
+from __future__ import annotations
+
+from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
+from lingbot_map_ros.ledger import DROP_REASONS
+from lingbot_map_ros.pipeline import Pipeline
+import numpy as np
+
+_TROUBLE_SHOWN_S = 5.0
+
+
+def idle_status(name: str, last_error: str) -> DiagnosticStatus:
+    """Return the status of a node that is not configured, perhaps since that failed."""
+    level = DiagnosticStatus.ERROR if last_error else DiagnosticStatus.OK
+    return DiagnosticStatus(
+        level=level, name=name, message='UNCONFIGURED', values=_pairs({'last_error': last_error})
+    )
+
+
+def status(name: str, pipeline: Pipeline) -> DiagnosticStatus:
+    """Return the status of a configured node; the message is its state."""
+    state = pipeline.state()
+    values = {'state': state} | _settings(pipeline) | _counts(pipeline) | _progress(pipeline)
+    return DiagnosticStatus(
+        level=_level(state, pipeline), name=name, message=state, values=_pairs(values)
+    )
+
+
+def _level(state: str, pipeline: Pipeline) -> bytes:
+    if state in ('ERROR', 'ENDED'):
+        return DiagnosticStatus.ERROR
+    if pipeline.ledger.seconds_since_trouble() < _TROUBLE_SHOWN_S:
+        return DiagnosticStatus.WARN
+    return DiagnosticStatus.OK
+
+
+def _settings(pipeline: Pipeline) -> dict[str, object]:
+    params = pipeline.params
+    return {
+        'model': params.model,
+        'checkpoint': params.checkpoint or 'packaged',
+        'device': params.device,
+        'queue': params.queue,
+        'scale': f'{params.scale:g}' + (' (relative)' if params.scale == 1.0 else ''),
+    }
+
+
+def _counts(pipeline: Pipeline) -> dict[str, object]:
+    counts, pace = pipeline.ledger.counts(), pipeline.ledger.pace()
+    values = {
+        'images_in': counts.received,
+        'images_out': counts.out,
+        'images_waiting': counts.waiting,
+        'images_while_paused': counts.paused,
+    }
+    values |= {f'dropped.{reason}': counts.dropped.get(reason, 0) for reason in DROP_REASONS}
+    values |= {'input_rate_hz': f'{pace.input_hz:.1f}', 'output_rate_hz': f'{pace.output_hz:.1f}'}
+    if pace.latencies_ms:
+        values |= {
+            f'latency_p{p}_ms': f'{np.percentile(pace.latencies_ms, p):.1f}' for p in (50, 95, 99)
+        }
+    return values
+
+
+def _progress(pipeline: Pipeline) -> dict[str, object]:
+    worker, outputs = pipeline.worker, pipeline.outputs
+    return {
+        'frames': worker.frames,
+        'keyframes': worker.keyframes,
+        'max_keyframes': pipeline.params.max_keyframes,
+        'map_number': outputs.epoch,
+        'map_points': len(outputs.map),
+        'forward_ms': f'{worker.forward_ms:.1f}',
+        'worker_errors': worker.errors,
+        'trouble': worker.trouble,
+    }
+
+
+def _pairs(values: dict[str, object]) -> list[KeyValue]:
+    return [KeyValue(key=key, value=str(value)) for key, value in values.items()]

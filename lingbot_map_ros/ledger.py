@@ -1,0 +1,169 @@
+"""Accounts for every image: in = out + dropped by reason + still waiting, at any moment."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+import threading
+import time
+
+from builtin_interfaces.msg import Time
+from sensor_msgs.msg import Image
+from std_msgs.msg import Header
+
+SUPERSEDED = 'superseded'
+QUEUE_FULL = 'queue_full'
+REPEATED = 'repeated_stamp'
+LATE = 'late'
+ZERO_STAMP = 'zero_stamp'
+FRAME_ID = 'frame_id'
+BAD_IMAGE = 'bad_image'
+MAP_FULL = 'map_full'
+BAD_POSE = 'bad_pose'
+WORKER_ERROR = 'worker_error'
+RESET = 'reset'
+INACTIVE = 'inactive'
+
+DROP_REASONS = {
+    SUPERSEDED: 'a newer image came before its turn (queue: latest)',
+    QUEUE_FULL: 'queue_size images were waiting already (queue: lossless)',
+    REPEATED: 'its stamp is that of the image before',
+    LATE: 'its stamp is older than that of an image before',
+    ZERO_STAMP: 'it has no stamp, and zero_stamp or the other images forbid to give it one',
+    FRAME_ID: 'its frame id is empty, the map frame, or not that of the images before',
+    BAD_IMAGE: 'unsupported encoding, or malformed',
+    MAP_FULL: 'the map holds max_keyframes keyframes',
+    BAD_POSE: 'the network gave a pose that is not finite',
+    WORKER_ERROR: 'an exception while it was processed',
+    RESET: 'a new map was started while it waited',
+    INACTIVE: 'the node was deactivated or stopped while it waited',
+}
+_EXPECTED = {SUPERSEDED, RESET, INACTIVE}  # nothing is wrong when these happen
+_LOG_PERIOD_S = 5.0
+_WINDOW_S = 5.0  # over which rates and latencies are taken
+
+
+class Dropped(Exception):
+    """Says why an image is not processed: one of DROP_REASONS, and a line for the log."""
+
+    def __init__(self, reason: str, why: str = ''):
+        super().__init__(why)
+        self.reason = reason
+
+
+@dataclass(eq=False)
+class Frame:
+    """An admitted image on its way through the node."""
+
+    message: Image
+    stamp: Time  # what all outputs carry
+    frame_id: str
+    arrival_s: float  # time.monotonic()
+    epoch: int = -1  # the map it belongs to, given when the worker takes it
+
+    @property
+    def stamp_ns(self) -> int:
+        return to_ns(self.stamp)
+
+    def header(self, frame_id: str) -> Header:
+        return Header(stamp=self.stamp, frame_id=frame_id)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Images since the node was configured."""
+
+    received: int
+    out: int
+    dropped: dict[str, int]
+    paused: int  # came while paused; not among the received
+
+    @property
+    def waiting(self) -> int:
+        return self.received - self.out - sum(self.dropped.values())
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What the last few seconds were like; latencies are from arrival to published pose."""
+
+    input_hz: float
+    output_hz: float
+    latencies_ms: list[float]
+
+
+class Ledger:
+    """Counts what became of each image; safe to use from any thread."""
+
+    def __init__(self, logger):
+        self._logger = logger
+        self._lock = threading.Lock()
+        self._received = self._out = self._paused = 0
+        self._dropped = Counter()
+        self._logged_s: dict[str, float] = {}
+        self._trouble_s = -float('inf')
+        self._arrivals_s: deque[float] = deque()
+        self._departures: deque[tuple[float, float]] = deque()  # when [s], latency [ms]
+
+    def receive(self) -> None:
+        now_s = time.monotonic()
+        with self._lock:
+            self._received += 1
+            self._arrivals_s.append(now_s)
+            while self._arrivals_s[0] < now_s - _WINDOW_S:
+                self._arrivals_s.popleft()
+
+    def count_paused(self) -> None:
+        with self._lock:
+            self._paused += 1
+
+    def count_out(self, frame: Frame) -> None:
+        now_s = time.monotonic()
+        with self._lock:
+            self._out += 1
+            self._departures.append((now_s, 1e3 * (now_s - frame.arrival_s)))
+            while self._departures[0][0] < now_s - _WINDOW_S:
+                self._departures.popleft()
+
+    def count_drop(self, reason: str, why: str = '') -> None:
+        """Count one dropped image; `why` is logged, at most every few seconds per reason."""
+        assert reason in DROP_REASONS, reason
+        now_s = time.monotonic()
+        with self._lock:
+            self._dropped[reason] += 1
+            count = self._dropped[reason]
+            if reason not in _EXPECTED:
+                self._trouble_s = now_s
+            quiet = now_s - self._logged_s.get(reason, -float('inf')) < _LOG_PERIOD_S
+            if not why or quiet:
+                return
+            self._logged_s[reason] = now_s
+        self._logger.warning(f'image dropped ({reason}, {count} so far): {why}')
+
+    def seconds_since_trouble(self) -> float:
+        """Return how long ago an image was dropped for a reason that somebody should look at."""
+        return time.monotonic() - self._trouble_s
+
+    def pace(self) -> Pace:
+        begin_s = time.monotonic() - _WINDOW_S
+        with self._lock:
+            arrivals = sum(at_s >= begin_s for at_s in self._arrivals_s)
+            latencies_ms = [ms for at_s, ms in self._departures if at_s >= begin_s]
+        return Pace(arrivals / _WINDOW_S, len(latencies_ms) / _WINDOW_S, latencies_ms)
+
+    def seconds_since_arrival(self) -> float:
+        with self._lock:
+            newest_s = self._arrivals_s[-1] if self._arrivals_s else -float('inf')
+        return time.monotonic() - newest_s
+
+    def counts(self) -> Counts:
+        with self._lock:
+            return Counts(self._received, self._out, dict(self._dropped), self._paused)
+
+
+def to_ns(stamp: Time) -> int:
+    return stamp.sec * 1_000_000_000 + stamp.nanosec
+
+
+def to_stamp(stamp_ns: int) -> Time:
+    return Time(sec=stamp_ns // 1_000_000_000, nanosec=stamp_ns % 1_000_000_000)

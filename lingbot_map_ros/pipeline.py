@@ -1,0 +1,173 @@
+"""From the image callback to the publishers: everything that lives from configure to cleanup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+import time
+
+from lingbot_map.engine import StreamEngine
+from lingbot_map_ros.inbox import Inbox
+from lingbot_map_ros.ledger import (
+    Dropped,
+    Frame,
+    FRAME_ID,
+    INACTIVE,
+    Ledger,
+    QUEUE_FULL,
+    RESET,
+    SUPERSEDED,
+    to_ns,
+    to_stamp,
+)
+from lingbot_map_ros.parameters import NodeParams
+from lingbot_map_ros.publishing import Outputs
+from lingbot_map_ros.stamps import StampGate
+from lingbot_map_ros.worker import SERVING, Worker
+from sensor_msgs.msg import Image
+
+_SILENCE_S = 2.0  # without an image for so long, the node says that it waits for images
+
+
+class Pipeline:
+    """
+    Admits images, and owns inbox, worker and outputs.
+
+    `on_image` is called by one thread at a time; the other methods by any.
+    """
+
+    def __init__(self, node, params: NodeParams, load: Callable[[NodeParams], StreamEngine]):
+        self.params = params
+        self.paused = False
+        self.ledger = Ledger(node.get_logger())
+        self.outputs = Outputs(node, params)
+        self._clock = node.get_clock()
+        self._logger = node.get_logger()
+        latest = params.queue == 'latest'
+        self._inbox = Inbox(1 if latest else params.queue_size, newest_wins=latest)
+        self._gate = StampGate(params.time_jump_threshold, params.on_time_jump, params.zero_stamp)
+        self._camera = ''  # frame id of the images of this map
+        self.worker = Worker(load, self._inbox, self.ledger, self.outputs, self._logger)
+
+    def set_params(self, params: NodeParams) -> None:
+        self.params = self.outputs.params = params
+
+    def on_image(self, message: Image) -> None:
+        """Admit an image or drop it; the worker does the rest."""
+        if self.paused:
+            self.ledger.count_paused()
+            self.outputs.acknowledge(message.header)
+            return
+        self.ledger.receive()
+        with self.outputs.lock:  # a reset is before or after this image
+            loser, reason, why = self._admit(message)
+        if loser is not None:
+            self.ledger.count_drop(reason, why)
+            self.outputs.acknowledge(loser.header)
+
+    def _admit(self, message: Image) -> tuple[Image | None, str, str]:
+        """Return the image that has to give way, if any, and why."""
+        try:
+            camera = self._check_frame_id(message.header.frame_id)
+            admission = self._gate.judge(
+                to_ns(message.header.stamp), self._clock.now().nanoseconds
+            )
+        except Dropped as drop:
+            return message, drop.reason, str(drop)
+        if admission.jump_s:
+            self._start_new_map(f'image stamps jumped back by {admission.jump_s:.3f} s')
+        self._camera = camera
+        loser = self._inbox.put(
+            Frame(message, to_stamp(admission.stamp_ns), camera, time.monotonic())
+        )
+        if loser is None:
+            return None, '', ''
+        if self.params.queue == 'latest':
+            return loser.message, SUPERSEDED, ''
+        return (
+            loser.message,
+            QUEUE_FULL,
+            (
+                f'{self.params.queue_size} images wait already: wait for ~/processed before '
+                "sending more, or raise the parameter 'queue_size'"
+            ),
+        )
+
+    def _check_frame_id(self, frame_id: str) -> str:
+        frame_id = (frame_id or self.params.camera_frame).lstrip('/')
+        if not frame_id:
+            raise Dropped(
+                FRAME_ID,
+                'its frame_id is empty: have the camera driver set one, or '
+                "set the parameter 'camera_frame'",
+            )
+        if frame_id == self.params.map_frame:
+            raise Dropped(
+                FRAME_ID,
+                f"its frame_id '{frame_id}' is the map frame: change the parameter 'map_frame'",
+            )
+        if self._camera and frame_id != self._camera:
+            raise Dropped(
+                FRAME_ID,
+                f"its frame_id is '{frame_id}', that of the images before "
+                f"'{self._camera}': two cameras on one topic? ~/reset accepts the new",
+            )
+        return frame_id
+
+    def reset(self) -> None:
+        """Start a new map; nothing of the old one is published once this has returned."""
+        with self.outputs.lock:
+            self._gate.forget()
+            self._camera = ''
+            self._start_new_map('reset was called')
+
+    def _start_new_map(self, why: str) -> None:
+        self.outputs.start_new_map()
+        self._empty_inbox(RESET)
+        self._inbox.wake()
+        self._logger.info(f'{why}: starting a new map')
+
+    def _empty_inbox(self, reason: str) -> None:
+        for frame in self._inbox.clear():
+            self.ledger.count_drop(reason)
+            self.outputs.acknowledge(frame.message.header)
+
+    def flush(self) -> Future:
+        return self.worker.flush()
+
+    def activate(self) -> None:
+        self.outputs.active = True
+
+    def deactivate(self) -> None:
+        """Publish nothing more; the map is kept."""
+        with self.outputs.lock:
+            self.outputs.active = False
+            self._empty_inbox(INACTIVE)
+
+    def close(self, timeout_s: float) -> bool:
+        """Stop both threads and destroy the publishers; tell whether the worker has ended."""
+        self.deactivate()
+        deadline_s = time.monotonic() + timeout_s
+        self.outputs.stop_thread(timeout_s)
+        ended = self.worker.stop(max(0.0, deadline_s - time.monotonic()))
+        if ended:  # else it may still publish
+            self.outputs.destroy()
+        return ended
+
+    def state(self) -> str:
+        """Return the state that /diagnostics shows."""
+        worker = self.worker
+        if worker.phase != SERVING:
+            return worker.phase
+        if not self.outputs.active:
+            return 'READY'
+        if worker.trouble:
+            return 'ERROR'
+        if self.paused:
+            return 'PAUSED'
+        idle = not len(self._inbox) and not worker.busy_s()
+        if idle and self.ledger.seconds_since_arrival() > _SILENCE_S:
+            return 'WAITING_FOR_IMAGES'
+        if worker.initialized:
+            return 'TRACKING'
+        return f'INITIALIZING {worker.waiting}/{self.params.num_scale_frames}'

@@ -1,0 +1,94 @@
+"""A thread for what takes long to send, so that poses never wait for clouds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import threading
+import time
+
+Job = Callable[[], None]
+
+
+class PublisherThread:
+    """
+    Runs jobs one after the other; of each kind at most one waits, and the newest wins.
+
+    With `lossless` nothing is replaced: whoever hands over a job waits until its kind is free.
+    """
+
+    def __init__(self, lossless: bool, logger):
+        self._lossless = lossless
+        self._logger = logger
+        self._changed = threading.Condition()
+        self._jobs: dict[str, Job] = {}
+        self._repeated: list[tuple[Callable[[], float], Job]] = []
+        self._due_s: list[float] = []
+        self._busy = self._stopping = False
+        self._thread = threading.Thread(target=self._run, name='publisher', daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def repeat(self, rate_hz: Callable[[], float], job: Job) -> None:
+        """Run `job` at a rate that may change; to be called before `start`."""
+        self._repeated.append((rate_hz, job))
+        self._due_s.append(0.0)
+
+    def hand(self, kind: str, job: Job) -> None:
+        with self._changed:
+            if self._lossless:
+                self._changed.wait_for(lambda: kind not in self._jobs or self._stopping)
+            self._jobs[kind] = job
+            self._changed.notify_all()
+
+    def drain(self) -> None:
+        """Wait until all that was handed over has run."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._jobs or self._busy) or self._stopping)
+
+    def stop(self, timeout_s: float) -> None:
+        """End after the present job; what waits is dropped."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._jobs or self._stopping, self._idle_s())
+                if self._stopping:
+                    return
+                jobs = self._due_jobs()
+                if self._jobs:
+                    jobs.append(self._jobs.pop(next(iter(self._jobs))))
+                self._busy = bool(jobs)
+                self._changed.notify_all()
+            for job in jobs:
+                self._guarded(job)
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+    def _guarded(self, job: Job) -> None:
+        try:
+            job()
+        except Exception as error:  # the top of this thread: one lost cloud must not end it
+            self._logger.error(
+                f'publishing failed: {type(error).__name__}: {error}', throttle_duration_sec=5.0
+            )
+
+    def _idle_s(self) -> float | None:
+        if not self._due_s:
+            return None
+        return max(0.0, min(self._due_s) - time.monotonic())
+
+    def _due_jobs(self) -> list[Job]:
+        now_s = time.monotonic()
+        jobs = []
+        for i, (rate_hz, job) in enumerate(self._repeated):
+            if self._due_s[i] <= now_s:
+                self._due_s[i] = now_s + 1 / rate_hz()
+                jobs.append(job)
+        return jobs

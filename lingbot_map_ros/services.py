@@ -1,0 +1,75 @@
+"""The node's services: each does its work or answers with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lingbot_map.export import write_ply, write_tum
+from lingbot_map_ros.pipeline import Pipeline
+from lingbot_map_ros.saving import save
+from rclpy.callback_groups import ReentrantCallbackGroup
+from std_srvs.srv import SetBool, Trigger
+
+
+class Services:
+    """Serves `node.pipeline` while there is one; `node.wait_for` waits for the worker."""
+
+    def __init__(self, node):
+        self._node = node
+        group = ReentrantCallbackGroup()  # a reset must not wait for a flush
+        for name, kind, answer in (
+            ('~/reset', Trigger, self._reset),
+            ('~/flush', Trigger, self._flush),
+            ('~/pause', SetBool, self._pause),
+            ('~/save_map', Trigger, self._save_map),
+            ('~/save_trajectory', Trigger, self._save_trajectory),
+        ):
+            node.create_service(kind, name, self._when_configured(answer), callback_group=group)
+
+    def _when_configured(self, answer: Callable) -> Callable:
+        def callback(request, response):
+            pipeline = self._node.pipeline
+            if pipeline is None:
+                response.message = 'the node is not configured: run the transition configure'
+            else:
+                response.success, response.message = answer(pipeline, request)
+            return response
+
+        return callback
+
+    def _reset(self, pipeline: Pipeline, _request) -> tuple[bool, str]:
+        pipeline.reset()
+        return True, 'a new map starts with the next image'
+
+    def _flush(self, pipeline: Pipeline, _request) -> tuple[bool, str]:
+        done = pipeline.flush()
+        if not self._node.wait_for(done):
+            return False, 'the node is stopping'
+        if done.exception():
+            return False, str(done.exception())
+        return True, f'{done.result()} images of an unfinished scale batch were run; nothing waits'
+
+    def _pause(self, pipeline: Pipeline, request) -> tuple[bool, str]:
+        pipeline.paused = request.data
+        return True, 'paused: images are ignored' if request.data else 'going on in the same map'
+
+    def _save_map(self, pipeline: Pipeline, _request) -> tuple[bool, str]:
+        with pipeline.outputs.map_lock:
+            points = pipeline.outputs.map.points
+        if not len(points):
+            return False, 'the map is empty, nothing was written'
+        return _saved(pipeline, 'map.ply', lambda path: write_ply(path, points))
+
+    def _save_trajectory(self, pipeline: Pipeline, _request) -> tuple[bool, str]:
+        with pipeline.outputs.lock:
+            stamps_ns, poses = pipeline.outputs.trajectory.export()
+        if not poses:
+            return False, 'there are no poses yet, nothing was written'
+        return _saved(pipeline, 'trajectory.tum', lambda path: write_tum(path, stamps_ns, poses))
+
+
+def _saved(pipeline: Pipeline, name: str, write: Callable) -> tuple[bool, str]:
+    try:
+        return True, str(save(pipeline.params.save_directory, name, write))
+    except OSError as error:
+        return False, f"{error}: set the parameter 'save_directory' to a folder for writing"

@@ -1,0 +1,38 @@
+"""All poses of the present map: whole for saving, the newest ones for ~/path."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+
+from geometry_msgs.msg import PoseStamped
+from lingbot_map_ros.frames import Pose
+from lingbot_map_ros.ledger import to_ns
+import numpy as np
+
+
+class Trajectory:
+    """Holds every pose in 104 bytes and the newest `max_size` as messages."""
+
+    def __init__(self, max_size: int):
+        self.newest: deque[PoseStamped] = deque(maxlen=max_size)
+        self.clear()
+
+    def __len__(self) -> int:
+        return len(self._stamps_ns)
+
+    def clear(self) -> None:
+        self.newest.clear()
+        self._stamps_ns = array('q')
+        self._rows = array('d')  # the upper three rows of each T_map_cam
+
+    def append(self, message: PoseStamped, pose: Pose) -> None:
+        self.newest.append(message)
+        self._stamps_ns.append(to_ns(message.header.stamp))
+        self._rows.frombytes(pose.T_map_cam[:3].tobytes())
+
+    def export(self) -> tuple[list[int], list[np.ndarray]]:
+        """Return stamps [ns] and poses (4, 4) of all frames."""
+        T = np.tile(np.eye(4), (len(self), 1, 1))
+        T[:, :3] = np.array(self._rows).reshape(-1, 3, 4)
+        return list(self._stamps_ns), list(T)

@@ -1,0 +1,312 @@
+"""The one thread that touches the device, from loading to release."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+import threading
+import time
+
+from lingbot_map.engine import FrameResult, StreamEngine, StreamLimitError
+from lingbot_map.points import PointFilter
+from lingbot_map.raw_images import to_rgb
+from lingbot_map_ros.backend import network_width
+from lingbot_map_ros.frames import MapFrame, Pose
+from lingbot_map_ros.inbox import Inbox
+from lingbot_map_ros.ledger import (
+    BAD_IMAGE,
+    BAD_POSE,
+    Frame,
+    INACTIVE,
+    Ledger,
+    MAP_FULL,
+    RESET,
+    WORKER_ERROR,
+)
+from lingbot_map_ros.parameters import NodeParams
+from lingbot_map_ros.publishing import DepthOutput, Outputs
+import torch
+
+LOADING, WARMING_UP, SERVING, ENDED = 'LOADING', 'WARMING_UP', 'SERVING', 'ENDED'
+_POLL_S = 0.2
+
+
+class Worker:
+    """
+    Takes images from the inbox, runs the engine and hands the results to the outputs.
+
+    An exception costs the map, not the thread: it is logged, and a new map starts. What the
+    attributes below say may be read from any thread.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[NodeParams], StreamEngine],
+        inbox: Inbox,
+        ledger: Ledger,
+        outputs: Outputs,
+        logger,
+    ):
+        self.phase = LOADING
+        self.initialized = False  # poses of the present map have been published
+        self.waiting = 0  # images in the unfinished scale batch
+        self.frames = self.keyframes = 0  # of the present map
+        self.errors = 0
+        self.trouble = ''  # why no poses come; '' when all is well
+        self.forward_ms = 0.0  # of the newest result
+        self._load_engine = load
+        self._inbox, self._ledger, self._outputs, self._logger = inbox, ledger, outputs, logger
+        self._engine: StreamEngine | None = None
+        self._stale = False  # the engine still holds the map of an earlier epoch
+        self._epoch = outputs.epoch
+        self._map_frame = MapFrame(outputs.params.scale)
+        self._held: list[Frame] = []  # in the engine, not yet accounted for
+        self._warm_size: tuple[int, int] | None = None
+        self._size: tuple[int, int] | None = None  # network input of the present map
+        self._flushes: deque[Future] = deque()
+        self._busy_since_s: float | None = None
+        self._stopping = False
+        self._loaded: Future = Future()
+        self._thread = threading.Thread(target=self._run, name='worker', daemon=True)
+
+    def start(self) -> Future:
+        """Begin to load; the future ends when images can come, or with what went wrong."""
+        self._thread.start()
+        return self._loaded
+
+    def flush(self) -> Future:
+        """Finish what is waiting, also a short scale batch; the future holds the frame count."""
+        done = Future()
+        self._flushes.append(done)
+        self._inbox.wake()
+        return done
+
+    def stop(self, timeout_s: float) -> bool:
+        """End after the present image; tell whether the thread has ended."""
+        self._stopping = True
+        self._inbox.wake()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def busy_s(self) -> float:
+        """Return how long the present image has been taking; 0 when idle or warming up."""
+        since_s = self._busy_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
+
+    def _run(self) -> None:
+        # Entered once and before the warm-up: a change of the grad mode would recompile.
+        with torch.inference_mode():
+            while not self._stopping:
+                try:
+                    if self._engine is None:
+                        self._load()
+                    self._serve()
+                except Exception as error:  # the top of this thread: log, start over, go on
+                    self._on_error(error)
+            self._release()
+
+    def _load(self) -> None:
+        params = self._outputs.params
+        self._engine = self._load_engine(params)
+        width = network_width(params)
+        self._warm_up(width * 3 // 4, width)  # what most cameras send
+        if not self._stopping:
+            self._loaded.set_result(None)
+
+    def _warm_up(self, height: int, width: int) -> None:
+        self.phase = WARMING_UP
+        start_s = time.monotonic()
+        self._engine.warm_up(height, width)
+        self._warm_size = self._engine.network_size(height, width)
+        size = 'x'.join(map(str, self._warm_size))
+        self._logger.info(f'warmed up for {size} pixels in {time.monotonic() - start_s:.1f} s')
+        self.phase = SERVING
+
+    def _serve(self) -> None:
+        while not self._stopping:
+            self._inbox.wait(0.0 if self._flushes else _POLL_S)
+            frame = self._take()
+            if frame is not None:
+                self._process(frame)
+            elif self._flushes:
+                self._flush()
+
+    def _take(self) -> Frame | None:
+        # Popped and numbered under one lock: a reset empties the inbox under the same.
+        with self._outputs.lock:
+            frame = self._inbox.pop()
+            epoch = self._outputs.epoch
+        if epoch != self._epoch:
+            self._begin(epoch)
+        if frame is not None:
+            frame.epoch = epoch
+        return frame
+
+    def _begin(self, epoch: int) -> None:
+        """Turn to a new map; the engine follows with the next image."""
+        self._drop_held(RESET)
+        self._epoch, self._stale, self._size = epoch, True, None
+        self._map_frame = MapFrame(self._outputs.params.scale)
+        self.initialized, self.frames, self.keyframes = False, 0, 0
+
+    def _process(self, frame: Frame) -> None:
+        self._busy_since_s = time.monotonic()
+        self._held.append(frame)
+        try:
+            self._push(frame)
+        finally:
+            self._busy_since_s = None
+            self.waiting = len(self._held)
+            self._outputs.acknowledge(frame.message.header)
+
+    def _push(self, frame: Frame) -> None:
+        try:
+            rgb = to_rgb(frame.message)
+            size = self._engine.network_size(*rgb.shape[:2])
+        except ValueError as error:
+            self._drop(frame, BAD_IMAGE, str(error))
+            return
+        self._refresh_engine()
+        if size != self._size:
+            self._change_size(frame, size)
+        self._engine.keyframe_interval = self._outputs.params.keyframe_interval
+        try:
+            results = self._engine.push(rgb, frame)
+        except StreamLimitError as error:
+            self.trouble = f'the map is full: {error}'
+            self._drop(
+                frame,
+                MAP_FULL,
+                f'{error}; call ~/reset, or raise max_keyframes or keyframe_interval',
+            )
+            return
+        self._deliver(results)
+
+    def _refresh_engine(self) -> None:
+        if self._stale:
+            self._engine.reset()
+            self._stale = False
+
+    def _change_size(self, frame: Frame, size: tuple[int, int]) -> None:
+        """Follow the network size of the first image, or of a camera that changed its format."""
+        height, width = frame.message.height, frame.message.width
+        if self._size is not None:
+            self._logger.warning(f'the image size changed to {width}x{height}: starting a new map')
+            self._held.remove(frame)
+            self._begin(self._outputs.start_new_map())
+            self._held.append(frame)
+            frame.epoch = self._epoch
+            self._refresh_engine()
+        if size != self._warm_size:
+            self._logger.info(f'images are {width}x{height}: warming up again for their size')
+            self._busy_since_s = None  # may take minutes, and is not an image that is stuck
+            self._warm_up(height, width)
+            self._busy_since_s = time.monotonic()
+        self._size = size
+
+    def _flush(self) -> None:
+        done = self._flushes[0]  # leaves the queue when it is answered, so an error finds it
+        self._busy_since_s = time.monotonic()
+        try:
+            self._refresh_engine()
+            results = self._engine.flush()
+            self._deliver(results)
+            self._outputs.flush()
+        finally:
+            self._busy_since_s = None
+            self.waiting = len(self._held)
+        self._flushes.popleft()
+        done.set_result(len(results))
+
+    def _deliver(self, results: list[FrameResult]) -> None:
+        for result in results:
+            self._deliver_one(result)
+        self.frames, self.keyframes = self._engine.frames, self._engine.keyframes
+
+    def _deliver_one(self, result: FrameResult) -> None:
+        frame = result.tag
+        try:
+            pose = self._map_frame.place(result.T_world_cam)
+        except FloatingPointError as error:
+            self.trouble = str(error)
+            self._drop(frame, BAD_POSE, f'{error}; check the weights and the precision (dtype)')
+            return
+        reason = self._outputs.publish_pose(frame, pose)
+        if reason:
+            self._drop(frame, reason)
+            return
+        self._held.remove(frame)
+        self._ledger.count_out(frame)
+        self.initialized, self.trouble = True, ''
+        self.forward_ms = result.timings_ms['forward']
+        self._hand_over(frame, result, pose)
+
+    def _hand_over(self, frame: Frame, result: FrameResult, pose: Pose) -> None:
+        """Bring to the host what somebody wants to have, and nothing else."""
+        outputs, params = self._outputs, self._outputs.params
+        wants_points = outputs.wants_points(result.is_keyframe)
+        wants_map = outputs.wants_map(result.is_keyframe)
+        if wants_points or wants_map:
+            choose = PointFilter(
+                params.points.min_confidence, params.points.max_depth, params.points.stride
+            )
+            points = choose(result, pose.T_map_cam, params.scale)
+            if wants_points:
+                outputs.hand_points(frame, points)
+            if wants_map:
+                outputs.hand_map(frame, points)
+        if outputs.wants_depth():
+            outputs.hand_depth(
+                frame,
+                DepthOutput(
+                    (result.depth * params.scale).cpu().numpy(),
+                    result.confidence.cpu().numpy(),
+                    result.network_intrinsics,
+                ),
+            )
+
+    def _drop(self, frame: Frame, reason: str, why: str = '') -> None:
+        self._held.remove(frame)
+        self._ledger.count_drop(reason, why)
+
+    def _drop_held(self, reason: str) -> None:
+        for frame in list(self._held):
+            self._drop(frame, reason)
+        self.waiting = 0
+
+    def _on_error(self, error: Exception) -> None:
+        if not self._loaded.done():
+            self._stopping = True
+            self._loaded.set_exception(error)
+            return
+        self.errors += 1
+        self.trouble = describe(error)
+        self._logger.error(f'{self.trouble}: starting a new map')
+        self._drop_held(WORKER_ERROR)
+        self._begin(self._outputs.start_new_map())
+        if self._flushes:
+            self._flushes.popleft().set_exception(error)
+
+    def _release(self) -> None:
+        self._drop_held(INACTIVE)
+        self.phase = ENDED
+        while self._flushes:
+            self._flushes.popleft().set_exception(RuntimeError('the node is stopping'))
+        self._engine = None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def describe(error: BaseException) -> str:
+    """Return what went wrong and where, in one line."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = (
+        ''
+        if trace is None
+        else (f' ({trace.tb_frame.f_code.co_filename.rsplit("/", 1)[-1]}:{trace.tb_lineno})')
+    )
+    return f'{type(error).__name__}: {str(error).strip()}{where}'
