@@ -58,7 +58,7 @@ def fill_values(key: str, values: np.ndarray, salt: str = '') -> None:
 
 
 def _fill_chunk(flat: np.ndarray, start: int, seed: int, scale: float, offset: float) -> None:
-    out = flat[start:start + CHUNK]
+    out = flat[start : start + CHUNK]
     z = np.arange(start + 1, start + 1 + out.size, dtype=np.uint64)
     z *= np.uint64(0x9E3779B97F4A7C15)
     z += np.uint64(seed)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from lingbot_map.models.gct_stream import GCTStream
 from lingbot_map.recipe import fill_model
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 import torch
 from torch import Tensor
@@ -71,8 +72,8 @@ EXACT = Limit(0.0)
 def compare(quantity: str, result: Tensor, golden: Tensor, limit: Limit) -> Deviation:
     """Return the largest deviation and the largest share of the limit over all elements."""
     if result.shape != golden.shape:
-        shapes = f'{quantity} {list(result.shape)} instead of {list(golden.shape)}'
-        return Deviation(f'shape of {shapes}', float('nan'), float('nan'), limit)
+        shapes = f'{list(result.shape)} instead of {list(golden.shape)}'
+        raise GoldenError(f'{quantity} has the shape {shapes}')
     golden = golden.double()
     error = (result.detach().cpu().double() - golden).abs()
     allowed = limit.absolute + limit.relative * golden.abs()
@@ -91,13 +92,12 @@ def worst(group: str, deviations: list[Deviation]) -> Deviation:
     return replace(found, quantity=f'{group}[{len(deviations)}]:{found.quantity}')
 
 
-def thin_like(result: Tensor, golden: Tensor, row_dim: int) -> Tensor:
-    """Return every s-th row and column of a dense map so that it has the golden's shape."""
-    rows, columns = result.shape[row_dim:row_dim + 2]
+def thin_like(result: Tensor, golden: Tensor) -> Tensor:
+    """Return every s-th row and column of maps [S, H, W, ...], so that they fit the golden's."""
+    rows, columns = result.shape[1:3]
     for step in range(1, rows + 1):
-        if (-(-rows // step), -(-columns // step)) == golden.shape[row_dim:row_dim + 2]:
-            index = (slice(None),) * row_dim + (slice(None, None, step),) * 2
-            return result[index]
+        if (-(-rows // step), -(-columns // step)) == golden.shape[1:3]:
+            return result[:, ::step, ::step]
     return result
 
 
@@ -123,7 +123,7 @@ def stream(
         model._set_skip_append(not kept)
         before = model.memory.kept if model.memory else 0
         outputs = model(
-            images[None, frames.start:frames.stop],
+            images[None, frames.start : frames.stop],
             num_frame_for_scale=m,
             num_frame_per_block=len(frames),
             causal_inference=True,
@@ -158,7 +158,7 @@ class GoldenFolder:
         try:
             return json.loads(path.read_text(encoding='utf-8'))
         except ValueError as error:
-            raise GoldenError(f'{path} is not valid JSON: {error}') from error
+            raise GoldenError(f'{path.name} is not valid JSON: {error}') from error
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """Return the tensors of a file, none when it is missing."""
@@ -167,8 +167,8 @@ class GoldenFolder:
             return {}
         try:
             return load_file(path)
-        except Exception as error:
-            raise GoldenError(f'{path} is not a safetensors file: {error}') from error
+        except SafetensorError as error:
+            raise GoldenError(f'{path.name} is not a safetensors file: {error}') from error
 
     def group(self, name: str, setting: str) -> dict[str, Tensor]:
         """Return the goldens of one setting in PREFIX_<name>.safetensors."""
@@ -193,7 +193,7 @@ class GoldenFolder:
             name = next((k for k in frames if dense is not None and _fits(frames[k], dense)), None)
         if name is None:
             raise GoldenError(f'no frames for {entry.get("name")} in {self.prefix}_frames')
-        images = frames[name][:entry.get('num_frames')]
+        images = frames[name][: entry.get('num_frames')]
         return images.to(self.device).float() / 255
 
     def model(self, overrides: dict, edits: list[dict] = ()) -> GCTStream:
@@ -202,10 +202,13 @@ class GoldenFolder:
         stored = self.prefixed['weights']
         if stored:
             wanted = model.state_dict().keys()
-            model.load_state_dict({
-                k: v.float() for k, v in stored.items()
-                if k in wanted or not k.startswith('point_head.')
-            })
+            model.load_state_dict(
+                {
+                    k: v.float()
+                    for k, v in stored.items()
+                    if k in wanted or not k.startswith('point_head.')
+                }
+            )
         else:
             fill_model(model, self.config.get('weight_salt', ''), through_float16=True)
         for edit in edits:
@@ -214,8 +217,7 @@ class GoldenFolder:
 
 
 def _fits(frames: Tensor, dense: Tensor) -> bool:
-    thinned = thin_like(frames[:, 0], dense[..., 0] if dense.ndim == 4 else dense, 1)
-    return thinned.shape[1:] == dense.shape[1:3]
+    return thin_like(frames[:, 0], dense).shape[1:3] == dense.shape[1:3]
 
 
 def edit_weights(weights: dict[str, Tensor], edit: dict, width: int) -> None:

@@ -1,15 +1,11 @@
-"""Golden settings that run the network over frames: sequences, windows, intermediates."""
+"""Golden settings that run the network over frames: sequences, windows, plain calls."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from functools import partial
-import hashlib
 import inspect
-import re
 
 from golden_folder import (
     compare,
-    count,
     Deviation,
     EXACT,
     GoldenError,
@@ -18,61 +14,66 @@ from golden_folder import (
     Setting,
     stream,
     thin_like,
-    worst,
 )
 from lingbot_map.models.gct_stream import GCTStream
-from lingbot_map.recipe import fill_model
-import numpy as np
 import torch
-from torch import nn, Tensor
+from torch import Tensor
 
 POSE = Limit(1e-5)
 DENSE = Limit(1e-5, 2e-5)
 POINTS = Limit(2e-4)
-TRUNK = Limit(2e-5)
 WARPED_POSE = Limit(5e-5)
 FLOW = Limit(1e-3)  # pixels; no decision of a golden is that close to its threshold
 OUTPUTS = {
-    'pose_enc': POSE, 'pose_enc_iterations': POSE, 'depth': DENSE, 'depth_conf': DENSE,
-    'world_points': POINTS, 'world_points_conf': DENSE}
+    'pose_enc': POSE,
+    'pose_enc_iterations': POSE,
+    'depth': DENSE,
+    'depth_conf': DENSE,
+    'world_points': POINTS,
+    'world_points_conf': DENSE,
+}
 WARPED_OUTPUTS = {
-    **OUTPUTS, 'pose_enc': WARPED_POSE, 'chunk_scales': WARPED_POSE,
-    'chunk_transforms': WARPED_POSE, 'frame_type': EXACT, 'is_keyframe': EXACT, 'flow': FLOW}
-FULL_SIZE_OUTPUTS = {**OUTPUTS, 'depth': Limit(0.0, 5e-5), 'depth_conf': Limit(0.0, 5e-5)}
+    **OUTPUTS,
+    'pose_enc': WARPED_POSE,
+    'chunk_scales': WARPED_POSE,
+    'chunk_transforms': WARPED_POSE,
+    'frame_type': EXACT,
+    'is_keyframe': EXACT,
+    'flow': FLOW,
+}
 DENSE_MAPS = ('depth', 'depth_conf', 'world_points', 'world_points_conf')
 DRIVER_ARGUMENTS = (
-    'num_scale_frames', 'keyframe_interval', 'window_size', 'overlap_size', 'overlap_keyframes',
-    'scale_mode', 'flow_threshold', 'max_non_keyframe_gap')
+    'num_scale_frames',
+    'keyframe_interval',
+    'window_size',
+    'overlap_size',
+    'overlap_keyframes',
+    'scale_mode',
+    'flow_threshold',
+    'max_non_keyframe_gap',
+)
 
 
-def network_settings(golden: GoldenFolder, full_size: bool) -> Iterator[Setting]:
-    """Yield what can be run with the PREFIX_ files and, when asked for, the full-size model."""
-    yield from _modules(golden)
-    yield from _sequences(golden, 'streaming', golden.config.get('sequences', ()), _run_streaming)
-    yield from _sequences(golden, 'special', golden.config.get('special', ()), _run_special)
-    yield from _sequences(golden, 'plain', golden.config.get('plain_forward', ()), _run_plain)
-    yield from _sequences(golden, 'windowed', golden.config.get('windowed', ()), _run_windowed)
-    if full_size and (golden.path / 'full_size.json').exists():
-        yield Setting('full_size', 'full_size', partial(_run_full_size, golden))
+def network_settings(golden: GoldenFolder) -> Iterator[Setting]:
+    """Yield the sequences that the PREFIX_ files describe."""
+    for part, key, file, run in (
+        ('streaming', 'sequences', 'sequences', _run_streaming),
+        ('special', 'special', 'special', _run_special),
+        ('plain', 'plain_forward', 'special', _run_plain),
+        ('windowed', 'windowed', 'windowed', _run_windowed),
+    ):
+        for entry in golden.config.get(key, ()):
+            expected = golden.group(file, entry['name'])
+            if expected:
+                shows_defect = entry.get('follows', '').startswith('upstream')
+                call = partial(run, golden, entry, expected)
+                yield Setting(entry['name'], part, call, shows_defect)
 
 
-FILE_OF_PART = {
-    'streaming': 'sequences', 'special': 'special', 'plain': 'special', 'windowed': 'windowed'}
-
-
-def _sequences(
-    golden: GoldenFolder, part: str, entries: list[dict], run: Callable
-) -> Iterator[Setting]:
-    for entry in entries:
-        expected = golden.group(FILE_OF_PART[part], entry['name'])
-        if expected:
-            shows_defect = entry.get('follows', '').startswith('upstream')
-            call = partial(run, golden, entry, expected)
-            yield Setting(entry['name'], part, call, shows_defect)
-
-
-def _outputs(
-    golden: GoldenFolder, results: dict[str, Tensor], expected: dict[str, Tensor],
+def compare_outputs(
+    golden: GoldenFolder,
+    results: dict[str, Tensor],
+    expected: dict[str, Tensor],
     limits: dict[str, Limit],
 ) -> list[Deviation]:
     """Compare the outputs of a sequence, [1, S, ...], with all its goldens, [S, ...]."""
@@ -84,7 +85,7 @@ def _outputs(
             raise GoldenError(f'the model returned no {name}')
         result = results[name][0]
         if name in DENSE_MAPS:
-            result = thin_like(result, reference, 1)
+            result = thin_like(result, reference)
         deviations.append(compare(name, result, reference, limits[name].times(golden.slack)))
     return deviations
 
@@ -92,9 +93,11 @@ def _outputs(
 def _run_streaming(golden: GoldenFolder, entry: dict, expected: dict) -> list[Deviation]:
     model = golden.model(entry['overrides'])
     results = model.inference_streaming(
-        golden.images(entry, expected['depth']), entry['num_scale_frames'],
-        entry['keyframe_interval'])
-    return _outputs(golden, results, expected, OUTPUTS)
+        golden.images(entry, expected.get('depth')),
+        entry['num_scale_frames'],
+        entry['keyframe_interval'],
+    )
+    return compare_outputs(golden, results, expected, OUTPUTS)
 
 
 @torch.no_grad()
@@ -102,12 +105,15 @@ def _run_special(golden: GoldenFolder, entry: dict, expected: dict) -> list[Devi
     """Stream frame by frame with edited weights, collecting the camera head's iterations too."""
     model = golden.model(entry['overrides'], entry.get('weight_edits', ()))
     calls = stream(
-        model, golden.images(entry, expected['depth']), entry['num_scale_frames'],
-        entry['keyframe_interval'])
-    return _outputs(golden, _joined([call.outputs for call in calls]), expected, OUTPUTS)
+        model,
+        golden.images(entry, expected.get('depth')),
+        entry['num_scale_frames'],
+        entry['keyframe_interval'],
+    )
+    return compare_outputs(golden, joined([call.outputs for call in calls]), expected, OUTPUTS)
 
 
-def _joined(calls: list[dict]) -> dict[str, Tensor]:
+def joined(calls: list[dict]) -> dict[str, Tensor]:
     """Concatenate the outputs of calls along the frames."""
     results = {k: torch.cat([c[k] for c in calls], 1) for k in calls[0] if k in OUTPUTS}
     iterations = [torch.stack(call['pose_enc_list'], 2) for call in calls]
@@ -117,8 +123,10 @@ def _joined(calls: list[dict]) -> dict[str, Tensor]:
 @torch.no_grad()
 def _run_plain(golden: GoldenFolder, entry: dict, expected: dict) -> list[Deviation]:
     model = golden.model(entry.get('overrides', {}))
-    images = golden.images(entry, expected['depth'])
-    return _outputs(golden, model(images[None], **entry['forward_arguments']), expected, OUTPUTS)
+    images = golden.images(entry, expected.get('depth'))
+    return compare_outputs(
+        golden, model(images[None], **entry['forward_arguments']), expected, OUTPUTS
+    )
 
 
 def _run_windowed(golden: GoldenFolder, entry: dict, expected: dict) -> list[Deviation]:
@@ -127,158 +135,6 @@ def _run_windowed(golden: GoldenFolder, entry: dict, expected: dict) -> list[Dev
     driver = getattr(GCTStream, name, None)
     if driver is None or not arguments.keys() <= inspect.signature(driver).parameters.keys():
         raise NotImplementedError(f'GCTStream.{name}({", ".join(arguments)})')
-    images = golden.images(entry, expected['depth'])
+    images = golden.images(entry, expected.get('depth'))
     results = driver(golden.model(entry['overrides']), images, **arguments)
-    return _outputs(golden, results, expected, WARPED_OUTPUTS)
-
-
-@contextmanager
-def _captured(model: nn.Module, points: dict[str, tuple[str, str]]) -> Iterator[dict]:
-    """Yield a dictionary that fills with what flows through modules, as lists (one per call)."""
-    taken: dict[str, list[Tensor]] = {}
-
-    def hook(name: str, side: str, _module, args: tuple, output: Tensor) -> None:
-        taken.setdefault(name, []).append(args[0] if side == 'input' else output)
-
-    handles = [
-        model.get_submodule(module).register_forward_hook(partial(hook, name, side))
-        for name, (module, side) in points.items()]
-    try:
-        yield taken
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-TRUNK_POINTS = {
-    'vit_tokens_in': ('aggregator.patch_embed.blocks.0', 'input'),
-    'vit_patch_tokens': ('aggregator.patch_embed', 'output'),
-    'tokens_with_specials': ('aggregator.frame_blocks.0', 'input'),
-    'frame_block_0': ('aggregator.frame_blocks.0', 'output'),
-    'global_block_0': ('aggregator.global_blocks.0', 'output'),
-    'selected': ('aggregator', 'output'),
-    'camera_token_normed': ('camera_head.token_norm', 'output')}
-DPT_POINTS = {
-    **{f'depth_projects{i}': (f'depth_head.projects.{i}', 'output') for i in range(4)},
-    **{f'depth_layer{i}_rn': (f'depth_head.scratch.layer{i}_rn', 'output') for i in range(1, 5)},
-    **{f'depth_refinenet{i}': (f'depth_head.scratch.refinenet{i}', 'output') for i in range(1, 5)},
-    'depth_output_conv1': ('depth_head.scratch.output_conv1', 'output')}
-
-
-def _modules(golden: GoldenFolder) -> Iterator[Setting]:
-    entry = golden.config.get('modules')
-    if not entry:
-        return
-    for tag in ('scale', *entry['captured']):
-        expected = golden.group('modules', tag)
-        if expected:
-            run = partial(_run_modules, golden, entry, tag, expected)
-            yield Setting(f'modules/{tag}', 'modules', run)
-
-
-@torch.no_grad()
-def _run_modules(
-    golden: GoldenFolder, entry: dict, tag: str, expected: dict
-) -> list[Deviation]:
-    """Stream up to the captured call and compare every intermediate that the goldens have."""
-    model = golden.model(entry['overrides'])
-    target = entry['captured'].get(tag, {'frame': 0})
-    images = golden.images(entry, expected['depth'])
-    calls = stream(model, images, entry['num_scale_frames'], entry['keyframe_interval'])
-    with _captured(model, {**TRUNK_POINTS, **DPT_POINTS}) as taken:
-        for call in calls:
-            if target['frame'] in call.frames:
-                break
-            taken.clear()
-    results = {name: torch.cat(values) for name, values in taken.items() if name != 'selected'}
-    results.update({f'selected_{k}': v for k, v in enumerate(taken['selected'][0])})
-    iterations = enumerate(call.outputs['pose_enc_list'])
-    results.update({f'pose_enc_iteration_{i}': value for i, value in iterations})
-    results.update({name: call.outputs[name][0] for name in DENSE_MAPS if name in call.outputs})
-    counters = {
-        'kept': call.kept, 'temporal_index': call.before, 'kept_frames_before': call.before,
-        'kept_frames_after': model.memory.kept}
-    wrong = sum(counters[k] != target[k] for k in counters if k in target)
-    return [*_intermediates(golden, results, expected), count('counters', wrong)]
-
-
-def _intermediates(
-    golden: GoldenFolder, results: dict[str, Tensor], expected: dict[str, Tensor]
-) -> list[Deviation]:
-    """Return the worst deviation of trunk, camera iterations and dense layers, and all outputs."""
-    groups: dict[str, list[Deviation]] = {}
-    for name, reference in expected.items():
-        group, limit = name, OUTPUTS.get(name, TRUNK)
-        if name in DPT_POINTS:
-            # Sums over hundreds of channels: rounding grows with the size of the values.
-            group, limit = 'dense_layers', Limit(2e-5 * max(1, reference.abs().max().item()))
-        elif name.startswith('pose_enc_iteration'):
-            group, limit = 'iterations', POSE
-        elif name not in OUTPUTS:
-            group = 'trunk'
-        result = results[name]
-        if name in DENSE_MAPS:
-            result = thin_like(result, reference, 1)
-        elif result.numel() == reference.numel():
-            result = result.reshape(reference.shape)  # batch and frame dimensions differ
-        limit = limit.times(golden.slack)
-        groups.setdefault(group, []).append(compare(name, result, reference, limit))
-    return [found[0] if group in OUTPUTS else worst(group, found)
-            for group, found in groups.items()]
-
-
-@torch.no_grad()
-def _run_full_size(golden: GoldenFolder) -> list[Deviation]:
-    """Check the recipe weights of the full-size model, run its few frames, compare everything."""
-    config = golden.json('full_size.json')
-    expected = golden.tensors('full_size_goldens.safetensors')
-    images = expected.pop('frames').to(golden.device).float()[None] / 255
-    model = recipe_model(config['constructor'], config['weight_salt'])
-    deviations = [count('weight_hashes', _wrong_hashes(model, config))]
-    model.to(golden.device)
-    outputs = []
-    points = {name: TRUNK_POINTS[name] for name in ('vit_patch_tokens', 'selected')}
-    for call in config['calls']:
-        first, last = call['frames'][0], call['frames'][-1]
-        model._set_skip_append(not call['kept'])
-        with _captured(model, points) as taken:
-            outputs.append(model(
-                images[:, first:last + 1], num_frame_for_scale=config['num_frame_for_scale'],
-                num_frame_per_block=last + 1 - first, causal_inference=True))
-        inner = {k: expected.pop(k) for k in list(expected) if k.startswith(f'{call["tag"]}/')}
-        deviations.append(worst(call['tag'], _channels(golden, taken, inner)))
-    return [*deviations, *_outputs(golden, _joined(outputs), expected, FULL_SIZE_OUTPUTS)]
-
-
-def _channels(golden: GoldenFolder, taken: dict, expected: dict) -> list[Deviation]:
-    """Compare `.../vit_patch_tokens_first32`, `.../selected_2_channels_0_16_1024_1040`, ..."""
-    deviations = []
-    for name, reference in expected.items():
-        label = name.split('/')[1]
-        if label.startswith('vit_patch_tokens_first'):
-            result = taken['vit_patch_tokens'][0][..., :reference.shape[-1]]
-        else:
-            layer, *bounds = (int(number) for number in re.findall(r'\d+', label))
-            tokens = taken['selected'][0][layer][0]
-            pairs = zip(bounds[::2], bounds[1::2], strict=True)
-            result = torch.cat([tokens[..., a:b] for a, b in pairs], -1)
-        deviations.append(compare(label, result, reference, TRUNK.times(golden.slack)))
-    return deviations
-
-
-def recipe_model(constructor: dict, salt: str) -> GCTStream:
-    """Return a GCTStream with recipe weights, without spending time on random ones."""
-    with torch.device('meta'):
-        model = GCTStream(**constructor)
-    fill_model(model, salt)
-    return model
-
-
-def _wrong_hashes(model: nn.Module, config: dict) -> int:
-    weights = model.state_dict()
-    hashes = config['sha256_of_float32_little_endian_bytes']
-    wrong = sum(
-        key not in weights
-        or hashlib.sha256(np.ascontiguousarray(weights[key].numpy(), '<f4')).hexdigest() != known
-        for key, known in hashes.items())
-    return wrong + len(weights.keys() - hashes.keys())
+    return compare_outputs(golden, results, expected, WARPED_OUTPUTS)

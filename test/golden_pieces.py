@@ -60,13 +60,17 @@ def _run_manifest(variant: str, manifest: dict) -> list[Deviation]:
     parameters = sum(p.numel() for p in model.parameters())
     return [
         count('keys_and_shapes', wrong),
-        count('parameters', abs(parameters - manifest['num_parameters']))]
+        count('parameters', abs(parameters - manifest['num_parameters'])),
+    ]
 
 
 def _run_table(golden: GoldenFolder, group: str, tensors: dict[str, Tensor]) -> list[Deviation]:
     compute = {
-        'rope2d': _rope2d, 'rope3d': _rope3d, 'camera_rope': _camera_rope,
-        'dpt_position_map': _position_maps}.get(group, _pos_embed)
+        'rope2d': _rope2d,
+        'rope3d': _rope3d,
+        'camera_rope': _camera_rope,
+        'dpt_position_map': _position_maps,
+    }.get(group, _pos_embed)
     limit = (ROTATED if 'rope' in group else TABLE).times(golden.slack)
     moved = {name: value.to(golden.device) for name, value in tensors.items()}
     found = [compare(name, result, tensors[name], limit) for name, result in compute(moved)]
@@ -121,10 +125,13 @@ def _run_poses(golden: GoldenFolder, poses: dict[str, Tensor], size: dict) -> li
     # Near half a turn w is almost zero and rounding decides the overall sign.
     quaternions = quaternions * (quaternions * known).sum(-1, keepdim=True).sign()
     results = {
-        'camera_to_world_3x4': T[..., :3, :], 'world_to_camera_4x4': invert(T), 'intrinsics': K,
+        'camera_to_world_3x4': T[..., :3, :],
+        'world_to_camera_4x4': invert(T),
+        'intrinsics': K,
         'world_points': (R @ camera_points[..., None])[..., 0] + t,
         'pose_enc_roundtrip': encode_pose(T, K, height, width),
-        'rotations_quaternion_xyzw': quaternions}
+        'rotations_quaternion_xyzw': quaternions,
+    }
     deviations = []
     for name, result in results.items():
         limit = POINTS if name == 'world_points' else DECODED
@@ -184,8 +191,10 @@ def _run_visibility(entry: dict) -> list[Deviation]:
         step = expected.get(first)
         if step:
             numbers = [*kept_frames, *frames]
-            table = ([numbers[i] for i in memory.visible_patches],
-                     [numbers[i] for i in memory.visible_specials])
+            table = (
+                [numbers[i] for i in memory.visible_patches],
+                [numbers[i] for i in memory.visible_specials],
+            )
             known = (step['patches_of'], step['specials_of'])
             wrong['temporal_index'] += memory.kept != step['t'] or keep != step['kept']
             wrong['slot_table'] += table != known
@@ -201,9 +210,19 @@ def _run_visibility(entry: dict) -> list[Deviation]:
 def _labelled_memory(entry: dict) -> StreamMemory:
     """Return a memory of one layer and head with two channels per frame of the sequence."""
     shape = MemoryShape(
-        layers=1, heads=1, head_dim=2 * entry['num_frames'], patches=2, specials=3,
-        anchors=entry['anchors'], window=entry['window'], max_keyframes=entry['num_frames'],
-        camera_iterations=0, camera_depth=0, camera_heads=0, camera_head_dim=0)
+        layers=1,
+        heads=1,
+        head_dim=2 * entry['num_frames'],
+        patches=2,
+        specials=3,
+        anchors=entry['anchors'],
+        window=entry['window'],
+        max_keyframes=entry['num_frames'],
+        camera_iterations=0,
+        camera_depth=0,
+        camera_heads=0,
+        camera_head_dim=0,
+    )
     return StreamMemory(shape, torch.device('cpu'), torch.float32)
 
 
@@ -216,8 +235,12 @@ def _seen_by_attention(memory: StreamMemory, frames: range) -> tuple[list[int], 
     """
     patches, specials = memory.shape.patches, memory.shape.specials
     channels = memory.shape.head_dim
-    labels = [2 * f + is_patch for f in frames
-              for is_patch, repeat in ((0, specials), (1, patches)) for _ in range(repeat)]
+    labels = [
+        2 * f + is_patch
+        for f in frames
+        for is_patch, repeat in ((0, specials), (1, patches))
+        for _ in range(repeat)
+    ]
     values = torch.eye(channels)[labels][None, None]
     seen = memory.attend(0, torch.zeros_like(values), torch.zeros_like(values), values)
     frames_first = seen[0, 0].unflatten(-1, (-1, 2))
