@@ -1,7 +1,7 @@
 """Random numbers that are pure functions of (seed, position), exact on every device."""
 
+from collections.abc import Sequence
 import math
-from typing import Sequence
 
 import torch
 

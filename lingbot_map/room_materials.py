@@ -1,8 +1,7 @@
 """Random materials of walls, floors, ceilings and box faces, as columns of numbers."""
 
-import torch
-
 from lingbot_map.counter_random import between, uniforms
+import torch
 
 COLOURS = slice(0, 9)  # three RGB colours, mixed by noise
 CONTRAST, COVER, ROUGHNESS = 9, 10, 11  # of the noise: first mix, third colour, fine octaves

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 import math
 
-import torch
-
 from lingbot_map.counter_random import uniforms
+import torch
 
 WALL_MARGIN = 0.5  # [m] of the camera's way to the walls
 ROBOT_HEIGHT = (0.3, 1.2)  # [m]

@@ -6,10 +6,9 @@ compiles to one kernel. Nothing multiplies matrices: reduced matrix precision or
 of a training run cannot touch depth.
 """
 
-import torch
-
 from lingbot_map import room_materials as col
 from lingbot_map.counter_random import hash32, hash_cell, hash_fraction
+import torch
 
 
 def cast_room(camera, u, v, room, first_surface):

@@ -1,14 +1,13 @@
 """Random rooms: what stands where, how it looks, where the camera goes; no pixels."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 import math
-from typing import Sequence
-
-import torch
 
 from lingbot_map.counter_random import between, uniforms
 from lingbot_map.room_materials import materials
 from lingbot_map.room_paths import camera_paths
+import torch
 
 ROOM_SIDE = (4.0, 8.0)  # [m]
 ROOM_HEIGHT = (2.4, 3.0)  # [m]
@@ -104,8 +103,8 @@ def _place_boxes(seeds, size, path_xy):
     room = size[:, None, None, :]
     hung = draw[..., 3] < 0.25
     half[..., 2] = torch.where(hung, half[..., 2] * 0.4, half[..., 2])
-    room_above = room[..., 2] - 2 * half[..., 2]
-    z = half[..., 2] + torch.where(hung, room_above * between(draw[..., 4:5], ((0.15, 0.6),))[..., 0], 0.0)
+    above_floor = (room[..., 2] - 2 * half[..., 2]) * (0.15 + 0.45 * draw[..., 4])
+    z = half[..., 2] + torch.where(hung, above_floor, 0.0)
 
     # two of three stand with their back to a wall, the others anywhere and at any angle
     at_wall = draw[..., 5] < 0.65
@@ -167,12 +166,12 @@ def _intrinsics(seeds, config):
 
 
 def _lights(seeds, size):
-    draw = between(
-        uniforms(seeds, _LIGHT, 5), ((-0.3, 0.3), (-0.3, 0.3), (0.75, 0.95), (0.4, 0.7), (0.8, 1.25)))
+    draw = between(uniforms(seeds, _LIGHT, 5), (
+        (-0.3, 0.3), (-0.3, 0.3), (0.75, 0.95), (0.4, 0.7), (0.8, 1.25)))
     return torch.cat((draw[:, :3] * size, draw[:, 3:]), -1)
 
 
 def _looks(seeds):
     return between(uniforms(seeds, _LOOK, 8), (
-        (0.88, 1.12), (0.88, 1.12), (0.0, 0.3), (0.03, 0.2), (0.5, 4.0), (0.85, 1.2),
+        (0.88, 1.12), (0.88, 1.12), (0.0, 0.3), (0.07, 0.2), (0.5, 4.0), (0.85, 1.2),
         (0.0, 0.08), (0.0, 6.28)))
