@@ -5,7 +5,7 @@ Every file is written aside and then renamed: whoever looks at `path` sees the o
 whole new one, also after a crash. Poses are (4, 4) camera-to-world, clouds POINT_DTYPE.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 import os
 from pathlib import Path
@@ -40,10 +40,10 @@ def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
         aside.unlink(missing_ok=True)
 
 
-def write_text(path: str | os.PathLike, text: str) -> None:
-    """Write UTF-8 text."""
+def write_bytes(path: str | os.PathLike, data: bytes) -> None:
+    """Write a file that is in memory already."""
     with replacing(path) as file:
-        file.write(text.encode())
+        file.write(data)
 
 
 def write_tum(
@@ -54,13 +54,13 @@ def write_tum(
         f'{stamp // 10**9}.{stamp % 10**9:09d} ' + ' '.join(f'{v:.9g}' for v in (*xyz, *q_xyzw))
         for stamp, xyz, q_xyzw in zip(stamps_ns, *_positions_and_quaternions(T_list), strict=True)
     ]
-    write_text(path, ''.join(f'{line}\n' for line in lines))
+    _write_lines(path, lines)
 
 
 def write_kitti(path: str | os.PathLike, T_list: Sequence[np.ndarray]) -> None:
     """Write the upper three rows of each pose as one line of twelve numbers."""
     lines = (' '.join(f'{v:.9g}' for v in T[:3].ravel()) for T in T_list)
-    write_text(path, ''.join(f'{line}\n' for line in lines))
+    _write_lines(path, lines)
 
 
 def write_ply(path: str | os.PathLike, points: np.ndarray) -> None:
@@ -103,13 +103,12 @@ def write_depth_png(
     with np.errstate(invalid='ignore'):
         levels = np.rint(np.asarray(depth, np.float64) * steps_per_unit)
         levels = np.where((levels > 0) & (levels <= 65535), levels, 0)
-    write_png(path, Image.fromarray(levels.astype(np.uint16)))
-
-
-def write_png(path: str | os.PathLike, image: Image.Image) -> None:
-    """Write a picture as PNG."""
     with replacing(path) as file:
-        image.save(file, format='PNG')
+        Image.fromarray(levels.astype(np.uint16)).save(file, format='PNG')
+
+
+def _write_lines(path: str | os.PathLike, lines: Iterable[str]) -> None:
+    write_bytes(path, ''.join(f'{line}\n' for line in lines).encode())
 
 
 def _positions_and_quaternions(T_list: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

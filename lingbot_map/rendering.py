@@ -19,6 +19,7 @@ _LEFT_PX, _RIGHT_PX, _TOP_PX, _BOTTOM_PX, _GAP_PX = 90, 30, 70, 110, 75
 _MIN_SIDE_PX = 140
 _INK, _PAPER, _GROUND = '#20242b', '#ffffff', '#12151a'
 _PATH, _TRUTH, _START, _END = '#ff9f1c', '#f4f6f8', '#2ec46f', '#ff4d5e'
+_LARGEST_DOT = 3  # pixels around a point, where points are few
 _LEAST_SHOWN = 0.2  # a cut that would hide more than the rest of the cloud is not made
 
 
@@ -130,8 +131,10 @@ def _rasterize(view: _View, xyz, rgb, low, high, px_per_unit) -> np.ndarray:
     picture = np.tile(_rgb_of(_GROUND), (height, width, 1))
     depth[row, column] = nearness[order]  # of several in a pixel the last, nearest one stays
     picture[row, column] = np.stack([rgb[order] >> shift & 0xFF for shift in (16, 8, 0)], axis=1)
-    for shift, axis in ((1, 0), (-1, 0), (1, 1), (-1, 1)):
-        _grow(depth, picture, shift, axis)
+    per_point = width * height / max(1, len(order))
+    for _ in range(int(np.clip(np.sqrt(per_point) / 2, 1, _LARGEST_DOT))):
+        for shift, axis in ((1, 0), (-1, 0), (1, 1), (-1, 1)):
+            _grow(depth, picture, shift, axis)
     return picture
 
 

@@ -1,0 +1,224 @@
+"""
+Play recorded pictures through the mapping node and keep what it says.
+
+Exit code 0: every image has its pose; 1: some were lost, or the node gave up; 2: bad input, and
+nothing was written.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+import math
+import os
+from pathlib import Path
+import sys
+import threading
+import time
+
+from lingbot_map.bags import PoseTrack, read_ground_truth
+from lingbot_map.config import MODEL_PRESETS
+from lingbot_map.metrics import MetricsError
+from lingbot_map.points import POINT_DTYPE
+from lingbot_map.sources import is_bag, open_source, Source, SourceError
+from lingbot_map_ros import results
+from lingbot_map_ros.node import LingbotMapNode
+from lingbot_map_ros.parameters import ParameterError, PARAMETERS
+from lingbot_map_ros.player import Player, PlayerError
+import numpy as np
+import rclpy
+from rclpy.executors import Executor, MultiThreadedExecutor, SingleThreadedExecutor
+from rclpy.lifecycle import TransitionCallbackReturn
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+from rclpy.signals import SignalHandlerOptions
+from rclpy.utilities import remove_ros_args
+from tqdm import tqdm
+
+PROGRAM = 'lingbot_map_replay'
+IN_FLIGHT = 1
+_CLOSE_S = 5.0
+
+
+class BadInput(ValueError):
+    """Tell in one line which argument cannot be used, and what to do."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is played, compared with and written, checked."""
+
+    source: Source
+    name: str
+    truth: PoseTrack | None
+    out: Path
+    rate: float  # 0: lossless
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program; return its exit code."""
+    argv = sys.argv if argv is None else [PROGRAM, *argv]
+    args = _parser().parse_args(remove_ros_args(argv)[1:])
+    try:
+        job = _check(args)
+        _init_ros(args, argv)
+        return _replay(job, args)
+    except (BadInput, SourceError, ParameterError) as error:
+        _say_error(str(error))
+        return 2
+    except (PlayerError, OSError) as error:
+        _say_error(str(error))
+        return 1
+    except KeyboardInterrupt:
+        _say_error('interrupted, nothing was written')
+        return 1
+    finally:
+        rclpy.try_shutdown()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog='After --ros-args the usual ROS arguments, for the mapping node.')
+    parser.add_argument('source', type=Path, metavar='SOURCE',
+                        help='folder of images, video, rosbag2 or ROS 1 bag')
+    parser.add_argument('--out', type=Path, metavar='DIR', help='default: results/NAME')
+    parser.add_argument('--checkpoint', metavar='C', help='as the parameter checkpoint')
+    parser.add_argument('--model', choices=MODEL_PRESETS, help='as the parameter model')
+    parser.add_argument('--params', type=Path, metavar='FILE', help='parameter file of the node')
+    parser.add_argument('--image-topic', default='', metavar='T', help="the bag's image topic; "
+                        'default: the only one')
+    parser.add_argument('--ground-truth', default='', metavar='T', help="the bag's pose topic to "
+                        'compare with; default: the one named ground_truth, if there is one')
+    parser.add_argument('--frame-id', metavar='F', help='of the published images; default: the '
+                        "bag's, or camera_optical_frame")
+    parser.add_argument('--fps', type=float, default=0.0, metavar='N', help="rate of a folder's "
+                        'images (default 10), or frames to take per second of a video (all)')
+    parser.add_argument('--rate', type=float, default=0.0, metavar='R', help='play at R times '
+                        'real time and let the newest image win; default: lossless')
+    return parser
+
+
+def _check(args: argparse.Namespace) -> Job:
+    if not 0 <= args.rate < math.inf:
+        raise BadInput(f'--rate is {args.rate}: set it to a positive number')
+    if args.params is not None and not args.params.is_file():
+        raise BadInput(f"--params: '{args.params}' is not a file")
+    source = open_source(args.source, args.image_topic, args.fps)
+    truth = None
+    if is_bag(args.source):
+        truth = read_ground_truth(args.source, args.ground_truth)
+    elif args.ground_truth:
+        raise BadInput(f"'{args.source}' is not a bag: leave --ground-truth out")
+    name = args.source.resolve().stem
+    out = args.out or Path('results') / name
+    existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise BadInput(f"--out: '{existing}' is not a folder that can be written")
+    return Job(source, name, truth, out, args.rate)
+
+
+def _init_ros(args: argparse.Namespace, argv: list[str]) -> None:
+    params = [] if args.params is None else ['--ros-args', '--params-file', str(args.params)]
+    try:
+        # Ctrl-C stays Python's: what has been played by then is still written.
+        rclpy.init(args=argv + params, signal_handler_options=SignalHandlerOptions.NO)
+    except RuntimeError as error:  # what rclpy raises for arguments that it cannot read
+        raise BadInput(' '.join(str(error).split(', at ')[0].split())) from None
+
+
+def _replay(job: Job, args: argparse.Namespace) -> int:
+    node = LingbotMapNode(parameter_overrides=_overrides(args))
+    with _spinning(node, MultiThreadedExecutor(2)):
+        try:
+            success = TransitionCallbackReturn.SUCCESS
+            if node.trigger_configure() != success or node.trigger_activate() != success:
+                return 2  # the node has logged why
+            settings = {p.name: p.value for p in node.get_parameters(PARAMETERS)}
+            player = Player(node, args.frame_id or job.source.frame_id)
+            with _spinning(player, SingleThreadedExecutor()):
+                player.check_alone()
+                interrupted = _play(player, job)
+                player.flush()
+                points = player.read_map() if settings['map.voxel_size'] and player.heard else (
+                    np.empty(0, POINT_DTYPE))
+        finally:
+            node.close(_CLOSE_S)
+    return _conclude(job, player, points, settings, interrupted)
+
+
+def _overrides(args: argparse.Namespace) -> list[Parameter]:
+    values = {'autostart': False, 'queue': 'latest' if args.rate else 'lossless',
+              'checkpoint': args.checkpoint, 'model': args.model}
+    return [Parameter(name, value=value) for name, value in values.items() if value is not None]
+
+
+@contextmanager
+def _spinning(node: Node, executor: Executor) -> Iterator[None]:
+    """Spin a node in a thread of its own while the block runs, then destroy it."""
+    executor.add_node(node)
+    thread = threading.Thread(target=executor.spin, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        executor.shutdown(_CLOSE_S)
+        thread.join(_CLOSE_S)
+        node.destroy_node()
+
+
+def _play(player: Player, job: Job) -> bool:
+    """Send all pictures; tell whether Ctrl-C cut it short."""
+    start_s = None  # when stamp 0 would have been sent
+    try:
+        for stamp_ns, rgb in tqdm(job.source, desc='replay', unit='image'):
+            if not job.rate:
+                player.wait_for_processed(IN_FLIGHT)
+            else:
+                offset_s = stamp_ns * 1e-9 / job.rate
+                start_s = time.monotonic() - offset_s if start_s is None else start_s
+                time.sleep(max(0.0, start_s + offset_s - time.monotonic()))
+            player.send(stamp_ns, rgb)
+    except KeyboardInterrupt:
+        _say_error(f'interrupted after {len(player.sent)} of {len(job.source)} images: '
+                   'finishing these')
+        return True
+    return False
+
+
+def _conclude(job: Job, player: Player, points: np.ndarray, settings: dict,
+              interrupted: bool) -> int:
+    """Write and print what came of it; return the exit code."""
+    stamps_ns, T_map_cam = player.trajectory()
+    comparison = None
+    if job.truth is not None:
+        try:
+            comparison = results.compare(stamps_ns, T_map_cam, job.truth)
+        except MetricsError as error:
+            _say_error(f'no comparison with {job.truth.topic}: {error}')
+    summary = results.summarize(player, job.source, comparison, settings | {'rate': job.rate})
+    random = settings['checkpoint'] == 'random'
+    title = f'{job.name}: {summary.frames_out} poses' + (', random weights' if random else '')
+    results.write(job.out, title, summary,
+                  results.Drawing(stamps_ns, T_map_cam, points, comparison))
+    _say(summary.line())
+    if comparison is not None:
+        _say(comparison.line())
+    if random:
+        _say('The weights are random: path and map mean nothing.')
+    _say(f'wrote {job.out}: trajectory.tum map.ply map.png summary.json')
+    return 1 if summary.lost or interrupted else 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f'{line}\n')
+
+
+def _say_error(line: str) -> None:
+    sys.stderr.write(f'{PROGRAM}: {line}\n')
+
+
+if __name__ == '__main__':
+    sys.exit(main())
