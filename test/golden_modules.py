@@ -77,12 +77,12 @@ def _captured(model: nn.Module, points: dict[str, tuple[str, str]]) -> Iterator[
 @torch.no_grad()
 def _run_modules(golden: GoldenFolder, entry: dict, tag: str, expected: dict) -> list[Deviation]:
     """Stream up to the captured call and compare every intermediate that the goldens have."""
-    model = golden.model(entry['overrides'])
+    model = golden.model(entry.get('overrides', {}))
     first = {'frame': 0, 'kept': True, 'temporal_index': 0, 'kept_frames_before': 0}
     first['kept_frames_after'] = entry['num_scale_frames']
     target = entry['captured'].get(tag, first)
     images = golden.images(entry, expected.get('depth'))
-    calls = stream(model, images, entry['num_scale_frames'], entry['keyframe_interval'])
+    calls = stream(model, images, entry['num_scale_frames'], entry.get('keyframe_interval', 1))
     with _captured(model, {**TRUNK_POINTS, **DPT_POINTS}) as taken:
         for call in calls:
             if target['frame'] in call.frames:

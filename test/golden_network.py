@@ -91,11 +91,11 @@ def compare_outputs(
 
 
 def _run_streaming(golden: GoldenFolder, entry: dict, expected: dict) -> list[Deviation]:
-    model = golden.model(entry['overrides'])
+    model = golden.model(entry.get('overrides', {}))
     results = model.inference_streaming(
         golden.images(entry, expected.get('depth')),
         entry['num_scale_frames'],
-        entry['keyframe_interval'],
+        entry.get('keyframe_interval', 1),
     )
     return compare_outputs(golden, results, expected, OUTPUTS)
 
@@ -103,12 +103,12 @@ def _run_streaming(golden: GoldenFolder, entry: dict, expected: dict) -> list[De
 @torch.no_grad()
 def _run_special(golden: GoldenFolder, entry: dict, expected: dict) -> list[Deviation]:
     """Stream frame by frame with edited weights, collecting the camera head's iterations too."""
-    model = golden.model(entry['overrides'], entry.get('weight_edits', ()))
+    model = golden.model(entry.get('overrides', {}), entry.get('weight_edits', ()))
     calls = stream(
         model,
         golden.images(entry, expected.get('depth')),
         entry['num_scale_frames'],
-        entry['keyframe_interval'],
+        entry.get('keyframe_interval', 1),
     )
     return compare_outputs(golden, joined([call.outputs for call in calls]), expected, OUTPUTS)
 
@@ -136,5 +136,5 @@ def _run_windowed(golden: GoldenFolder, entry: dict, expected: dict) -> list[Dev
     if driver is None or not arguments.keys() <= inspect.signature(driver).parameters.keys():
         raise NotImplementedError(f'GCTStream.{name}({", ".join(arguments)})')
     images = golden.images(entry, expected.get('depth'))
-    results = driver(golden.model(entry['overrides']), images, **arguments)
+    results = driver(golden.model(entry.get('overrides', {})), images, **arguments)
     return compare_outputs(golden, results, expected, WARPED_OUTPUTS)

@@ -132,6 +132,17 @@ def test_damaged_file(tmp_path, capsys, name):
     assert name in error and error.count('\n') == 1
 
 
+def test_cuda_without_a_device(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    assert main([str(GOLDEN), '--device', 'cuda']) == 2
+    assert '--device cpu' in capsys.readouterr().err
+
+
+@pytest.mark.cuda
+def test_golden_data_on_cuda():
+    assert main([str(GOLDEN), '--device', 'cuda', '--skip', 'windowed']) == 0
+
+
 def test_empty_folder(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     assert 'none was run' in capsys.readouterr().out
