@@ -7,6 +7,7 @@ sees whom.
 """
 
 from dataclasses import dataclass
+import math
 
 from lingbot_map.models.gct_stream import GCTStream
 from lingbot_map.recipe import fill_model
@@ -200,11 +201,13 @@ def camera_head(w, x, mask, turn):
     return torch.cat((raw[:, :7], raw[:, 7:].relu()), -1)
 
 
-def masked_pass(model, images, rules, options):
+def masked_pass(model, images, rules, options, camera_cache=True):
     """Return every layer's tokens (S, P, 2C), a list, and pose encodings (S, 9)."""
     w = {key: value.double() for key, value in model.state_dict().items()}
     rows, columns = HEIGHT // PATCH, WIDTH // PATCH
     inside, across, camera = masks(rules, rows * columns)
+    if not camera_cache:
+        camera = torch.eye(FRAMES, dtype=torch.bool)
     local, everywhere = positions_of_tokens(rules, rows, columns)
     frame_turn = turn_2d(local)
     global_turn = turn_3d(everywhere, (20, 22, 22)) if options['enable_3d_rope'] else frame_turn
@@ -281,3 +284,23 @@ def test_reference_notices_other_visibility(wrong):
     _, poses = masked_pass(model, images, wrong, options)
     _, streamed_poses = streamed(model, images, Rules(3, 3, 2, 2))
     assert (streamed_poses - poses).abs().max() > 1e-3
+
+
+def test_camera_head_uses_its_cache():
+    rules, options = Rules(1, 1, 2, 2), {'enable_3d_rope': True}
+    model, images = build(rules, options)
+    _, without_cache = masked_pass(model, images, rules, options, camera_cache=False)
+    difference = (streamed(model, images, rules)[1] - without_cache).abs().amax(1)
+    assert difference[0] < 1e-5
+    assert difference[1:].min() > 1e-4
+
+
+@pytest.mark.parametrize('interval', [1, 2, 3])
+def test_only_keyframes_stay_in_memory(interval):
+    rules = Rules(2, 2, 64, interval)
+    model, images = build(rules, {'enable_3d_rope': True})
+    model.inference_streaming(images, rules.batch, interval)
+    assert model.memory.kept == 2 + math.ceil((FRAMES - 2) / interval)
+    assert model.get_kv_cache_info()['num_cached_blocks'] == MODEL['depth']
+    model.clean_kv_cache()
+    assert model.memory.kept == 0
