@@ -4,13 +4,12 @@ import os
 from pathlib import Path
 import pickle
 
+from lingbot_map.config import demo_checkpoint, MODEL_PRESETS
+from lingbot_map.models.gct_stream import GCTStream
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 import torch
 from torch import Tensor
-
-from lingbot_map.config import demo_checkpoint, MODEL_PRESETS
-from lingbot_map.models.gct_stream import GCTStream
 
 OPTIONAL_GROUP = 'point_head'
 KEYS_SHOWN = 3
@@ -22,7 +21,8 @@ class CheckpointError(ValueError):
 
 def load_model(model_name: str, checkpoint: str, device: torch.device | str = 'cpu',
                dtype: torch.dtype | None = None) -> GCTStream:
-    """Return the preset `model_name` with the weights that `checkpoint` names, on `device`.
+    """
+    Return the preset `model_name` with the weights that `checkpoint` names, on `device`.
 
     `checkpoint`: a path (.pt, .safetensors), `hf:owner/name/file[@revision]`, '' (the packaged
     weights, preset `demo` only) or `random`. `dtype` is the trunk's; heads stay float32.
@@ -62,7 +62,8 @@ def resolve(model_name: str, checkpoint: str) -> Path:
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a weights file, mapped from disk; no code in it is ever run.
+    """
+    Return the tensors of a weights file, mapped from disk; no code in it is ever run.
 
     :raises CheckpointError: missing, not a weights file, damaged, or holding more than tensors.
     """
@@ -89,7 +90,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 
 def load_weights(model: GCTStream, state: dict[str, Tensor], name: str) -> None:
-    """Assign `state` to `model`; only the whole point head may be extra or missing.
+    """
+    Assign `state` to `model`; only the whole point head may be extra or missing.
 
     :raises CheckpointError: any other difference, reported by group with the likely cause.
     """

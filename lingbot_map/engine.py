@@ -4,15 +4,14 @@ from dataclasses import dataclass
 import logging
 import time
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from lingbot_map.config import StreamConfig
 from lingbot_map.geometry import decode_pose
 from lingbot_map.memory import StreamLimitError, StreamMemory
 from lingbot_map.models.gct_stream import GCTStream
 from lingbot_map.preprocess import crop_map, PixelMap, resize_on_device, resize_pillow
+import numpy as np
+import torch
+from torch import Tensor
 
 __all__ = ['FrameResult', 'StreamEngine', 'StreamLimitError']
 LOGGER = logging.getLogger(__name__)
@@ -44,7 +43,8 @@ class _Frame:
 
 
 class StreamEngine:
-    """Feed images to a GCTStream and keep its memory; to be used from one thread.
+    """
+    Feed images to a GCTStream and keep its memory; to be used from one thread.
 
     The first `num_scale_frames` images are collected and run as one batch, every later image at
     once. Needs a model with camera and depth head.
@@ -104,7 +104,8 @@ class StreamEngine:
 
     @torch.inference_mode()
     def push(self, rgb: np.ndarray, tag: object = None) -> list[FrameResult]:
-        """Take an image (H, W, 3) uint8 and return the results that are ready, oldest first.
+        """
+        Take an image (H, W, 3) uint8 and return the results that are ready, oldest first.
 
         Nothing while the scale batch fills, then all of it at once, then one result per image. A
         change of the network's image size starts a new sequence.
@@ -138,7 +139,8 @@ class StreamEngine:
         return results
 
     def network_size(self, height: int, width: int) -> tuple[int, int]:
-        """Return (width, height) of the network's input for images of `height` x `width`.
+        """
+        Return (width, height) of the network's input for images of `height` x `width`.
 
         :raises ValueError: an image too wide for the network.
         """

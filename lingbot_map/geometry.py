@@ -1,4 +1,5 @@
-"""Rotations, pose encoding, intrinsics and unprojection (spec section 12).
+"""
+Rotations, pose encoding, intrinsics and unprojection (spec section 12).
 
 `T_a_b` maps points from frame b to frame a. Camera axes are OpenCV's: x right, y down, z forward.
 """
@@ -47,7 +48,8 @@ def matrix_to_quaternion(R: Tensor) -> Tensor:
 
 
 def decode_pose(pose_enc: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Return T_world_cam (..., 4, 4) and intrinsics (..., 3, 3) in pixels.
+    """
+    Return T_world_cam (..., 4, 4) and intrinsics (..., 3, 3) in pixels.
 
     Fields of view are kept inside (0, pi), a zero quaternion counts as no rotation.
     """

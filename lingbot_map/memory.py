@@ -1,4 +1,5 @@
-"""StreamMemory: everything that outlives a frame, allocated once (spec sections 8 and 9).
+"""
+StreamMemory: everything that outlives a frame, allocated once (spec sections 8 and 9).
 
 Per trunk layer one buffer of key rows holds, side by side,
 
@@ -11,10 +12,9 @@ shift, since rotary positions are already in the keys and softmax ignores their 
 
 from dataclasses import dataclass
 
+from lingbot_map.layers.attention import attend_fully
 import torch
 from torch import Tensor
-
-from lingbot_map.layers.attention import attend_fully
 
 
 class StreamLimitError(RuntimeError):
@@ -98,7 +98,8 @@ class StreamMemory:
         return list(range(first, self.kept + self._frames))
 
     def write(self, frames: int, keep: bool) -> None:
-        """Choose the slots of the next forward pass.
+        """
+        Choose the slots of the next forward pass.
 
         Several frames at once (the scale batch) are possible on an empty memory only. With `keep` a
         single frame takes its ring slot and the oldest window frame goes; without, it goes to the

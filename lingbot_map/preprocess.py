@@ -35,7 +35,8 @@ class PixelMap:
 
 
 def crop_map(width: int, height: int, target: int, patch: int) -> PixelMap:
-    """Return the mapping of crop mode: width becomes `target`, tall images lose top and bottom.
+    """
+    Return the mapping of crop mode: width becomes `target`, tall images lose top and bottom.
 
     :raises ValueError: an image so wide that no patch row would be left.
     """
@@ -60,7 +61,8 @@ def resize_pillow(rgb: np.ndarray, mapping: PixelMap) -> np.ndarray:
 
 
 def resize_on_device(rgb: Tensor, mapping: PixelMap) -> Tensor:
-    """Return the network's pixels (3, h, w) uint8 of an image (H, W, 3) on the same device.
+    """
+    Return the network's pixels (3, h, w) uint8 of an image (H, W, 3) on the same device.
 
     Within 2/255 of `resize_pillow`, which rounds once more between its two passes.
     """
@@ -75,7 +77,8 @@ def resize_on_device(rgb: Tensor, mapping: PixelMap) -> Tensor:
 
 def load_images(paths: Sequence, mode: str = 'crop', target: int = 518,
                 patch: int = 14) -> Tensor:
-    """Return image files as (N, 3, H, W) float32 in [0, 1]; smaller ones are padded with white.
+    """
+    Return image files as (N, 3, H, W) float32 in [0, 1]; smaller ones are padded with white.
 
     `mode`: 'crop' (width = target) or 'pad' (square, longer side = target).
     """

@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from functools import partial
 
-import torch
-from torch import nn, Tensor
-
 from lingbot_map.layers.attention import parameter_dtype
 from lingbot_map.layers.block import Block
 from lingbot_map.layers.rope import grid_positions, rope_2d, rope_3d, Rotary
+import torch
+from torch import nn, Tensor
 
 GlobalAttend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 IMAGE_MEAN, IMAGE_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -46,7 +45,8 @@ class AggregatorStream(nn.Module):
 
     def forward(self, images: Tensor, index: Tensor, num_frame_for_scale: int,
                 attend: GlobalAttend) -> list[Tensor]:
-        """Return the selected layers' tokens, each (B, S, P, 2 dim), frame part first.
+        """
+        Return the selected layers' tokens, each (B, S, P, 2 dim), frame part first.
 
         `images` (B, S, 3, H, W) in [0, 1]; `index` (S,) = number of frames kept before each frame;
         `attend(layer, q, k, v)` lets queries (B, heads, S * P, head_dim) see keys across frames.

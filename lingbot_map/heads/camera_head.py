@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from functools import partial
 
-import torch
-from torch import nn, Tensor
-from torch.nn import functional as F
-
 from lingbot_map.layers.attention import LayerNorm
 from lingbot_map.layers.block import Block, Mlp
 from lingbot_map.layers.rope import rope_3d, Rotary
+import torch
+from torch import nn, Tensor
+from torch.nn import functional as F
 
 CameraAttend = Callable[[int, int, Tensor, Tensor, Tensor], Tensor]
 POSE_DIM = 9  # tx ty tz, qx qy qz qw, fov_h fov_w
@@ -33,7 +32,8 @@ class CameraHead(nn.Module):
         self.pose_branch = Mlp(dim, dim // 2, POSE_DIM)
 
     def forward(self, tokens: Tensor, index: Tensor, attend: CameraAttend) -> list[Tensor]:
-        """Return the pose encoding (B, S, 9) after each iteration.
+        """
+        Return the pose encoding (B, S, 9) after each iteration.
 
         `tokens` (B, S, dim) float32; `attend(iteration, block, q, k, v)` lets frames see frames.
         """

@@ -1,10 +1,9 @@
 """DPTHead: dense depth or point maps from four trunk layers (spec section 10)."""
 
+from lingbot_map.layers.attention import LayerNorm
 import torch
 from torch import nn, Tensor
 from torch.nn import functional as F
-
-from lingbot_map.layers.attention import LayerNorm
 
 FRAMES_PER_CHUNK = 8  # bounds memory of a large scale batch, no effect on values
 
@@ -61,7 +60,8 @@ class DPTHead(nn.Module):
             nn.Conv2d(features // 2, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, num_outputs, 1))
 
     def forward(self, layers: list[Tensor], height: int, width: int) -> tuple[Tensor, Tensor]:
-        """Return raw values (B, S, H, W, outputs - 1) and confidence (B, S, H, W) >= 1.
+        """
+        Return raw values (B, S, H, W, outputs - 1) and confidence (B, S, H, W) >= 1.
 
         `layers`: four tensors (B, S, patches, dim) in float32, patch tokens only.
         """
@@ -102,7 +102,8 @@ def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def add_position_map(x: Tensor, aspect: float) -> Tensor:
-    """Add a tenth of the sine-cosine map of pixel positions to (N, C, h, w).
+    """
+    Add a tenth of the sine-cosine map of pixel positions to (N, C, h, w).
 
     The first half of the channels depends on the column only, the second half on the row only.
     """

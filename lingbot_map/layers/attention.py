@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 
+from lingbot_map.layers.rope import Rotary, rotate
 import torch
 from torch import nn, Tensor
 from torch.nn import functional as F
-
-from lingbot_map.layers.rope import Rotary, rotate
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 

@@ -1,11 +1,10 @@
 """The residual block that the patch encoder, the trunk and the camera head share (spec section 2)."""
 
+from lingbot_map.layers.attention import Attend, attend_fully, Attention, LayerNorm, project
+from lingbot_map.layers.rope import Rotary
 import torch
 from torch import nn, Tensor
 from torch.nn import functional as F
-
-from lingbot_map.layers.attention import Attend, attend_fully, Attention, LayerNorm, project
-from lingbot_map.layers.rope import Rotary
 
 
 class LayerScale(nn.Module):
@@ -32,7 +31,8 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP with LayerScale.
+    """
+    Pre-norm attention and MLP with LayerScale.
 
     The hot parts `attn_pre`, `attn.proj` and `ffn_residual` are callable units of their own, so that
     they can be compiled while attention over a cache stays outside (spec section 16).

@@ -1,4 +1,5 @@
-"""Rotary position encodings of queries and keys (spec section 7).
+"""
+Rotary position encodings of queries and keys (spec section 7).
 
 A `Rotary` holds cosines and sines for a whole token sequence; `rotate` applies it. Angles are made on
 demand from the positions, so no table limits the length of a run.
@@ -26,7 +27,8 @@ def grid_positions(rows: int, cols: int, device: torch.device | None = None) -> 
 
 
 def rope_2d(positions: Tensor, head_dim: int, theta: float = 100.0) -> Rotary:
-    """Return the encoding of (N, 2) positions (y, x): one half of the channels per axis.
+    """
+    Return the encoding of (N, 2) positions (y, x): one half of the channels per axis.
 
     Channel i of a half pairs with channel i + head_dim / 4 (spec section 7.1).
     """
@@ -37,7 +39,8 @@ def rope_2d(positions: Tensor, head_dim: int, theta: float = 100.0) -> Rotary:
 
 
 def rope_3d(positions: Tensor, head_dim: int, theta: float = 10000.0) -> Rotary:
-    """Return the encoding of (..., 3) positions (t, y, x), channels split 20:22:22 of 64.
+    """
+    Return the encoding of (..., 3) positions (t, y, x), channels split 20:22:22 of 64.
 
     Channels 2j and 2j + 1 form a pair; angles are float64 (spec section 7.2).
     """

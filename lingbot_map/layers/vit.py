@@ -1,11 +1,10 @@
 """The patch encoder: a vision transformer with registers, or a bare convolution (spec section 4)."""
 
+from lingbot_map.layers.attention import LayerNorm
+from lingbot_map.layers.block import Block
 import torch
 from torch import nn, Tensor
 from torch.nn import functional as F
-
-from lingbot_map.layers.attention import LayerNorm
-from lingbot_map.layers.block import Block
 
 
 class PatchEmbed(nn.Module):
@@ -53,7 +52,8 @@ class PatchEncoder(nn.Module):
 
 
 def resample_pos_embed(table: Tensor, rows: int, cols: int) -> Tensor:
-    """Resample a positional table (1, 1 + M * M, dim) to (1, 1 + rows * cols, dim), float32.
+    """
+    Resample a positional table (1, 1 + M * M, dim) to (1, 1 + rows * cols, dim), float32.
 
     Bicubic with antialias, even upwards; the class entry keeps its value (spec section 4).
     """

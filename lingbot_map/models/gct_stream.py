@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping
 
-import torch
-from torch import nn, Tensor
-
 from lingbot_map.aggregator.stream import AggregatorStream
 from lingbot_map.heads.camera_head import CameraHead
 from lingbot_map.heads.dpt_head import DPTHead
 from lingbot_map.layers.attention import attend_masked, init_linear
 from lingbot_map.layers.vit import PatchEmbed, PatchEncoder
 from lingbot_map.memory import MemoryShape, StreamMemory
+import torch
+from torch import nn, Tensor
 
 # patch encoder name -> (depth, heads); 'conv' in the name means a bare convolution
 ENCODERS = {
@@ -20,7 +19,8 @@ Outputs = dict[str, Tensor]
 
 
 class GCTStream(nn.Module):
-    """The streaming network. Weights live here; a sequence lives in a `StreamMemory`.
+    """
+    The streaming network. Weights live here; a sequence lives in a `StreamMemory`.
 
     The stateful calls of the original (`forward`, `clean_kv_cache`, `_set_skip_append`) work on a
     memory of their own, `memory`; an engine passes its own memory to `stream`.
@@ -48,7 +48,8 @@ class GCTStream(nn.Module):
             vit_num_heads: int | None = None, vit_num_register_tokens: int = 4,
             camera_trunk_depth: int = 4, camera_num_heads: int = 16, dpt_features: int = 256,
             dpt_out_channels: tuple[int, ...] = (256, 512, 1024, 1024)):
-        """Build the network with random weights.
+        """
+        Build the network with random weights.
 
         The arguments before `*` are the original's. Those without influence on streaming are
         accepted and ignored; those that ask for something unsupported raise ValueError.
@@ -98,7 +99,8 @@ class GCTStream(nn.Module):
 
     @classmethod
     def from_config(cls, config: Mapping) -> 'GCTStream':
-        """Build the network from a mapping of constructor arguments.
+        """
+        Build the network from a mapping of constructor arguments.
 
         :raises ValueError: an unknown key.
         """
@@ -129,7 +131,8 @@ class GCTStream(nn.Module):
             self.memory_shape(patches, max_keyframes), device, self.aggregator.dtype)
 
     def stream(self, images: Tensor, memory: StreamMemory, num_frame_for_scale: int) -> Outputs:
-        """Run the frames (1, S, 3, H, W) for which `memory.write` was just called.
+        """
+        Run the frames (1, S, 3, H, W) for which `memory.write` was just called.
 
         The caller decides afterwards by `memory.commit` or `memory.undo`.
         """
@@ -138,22 +141,29 @@ class GCTStream(nn.Module):
 
     def predict(self, images: Tensor, index: Tensor, num_frame_for_scale: int, attend,
                 attend_camera) -> Outputs:
-        """Run trunk and heads; `attend` and `attend_camera` decide who sees whom.
+        """
+        Run trunk and heads; `attend` and `attend_camera` decide who sees whom.
 
         `images` (B, S, 3, H, W) in [0, 1], `index` (S,) frames kept before each frame. Heads get
         float32. Returns the entries of `forward`.
         """
-        height, width = images.shape[-2:]
         selected = self.aggregator(images, index, num_frame_for_scale, attend)
+        # Heads run in float32 whatever the trunk's precision (spec section 11).
+        with torch.autocast(images.device.type, enabled=False):
+            outputs = self.dense([layer.float() for layer in selected], images.shape[-2:])
+            if self.camera_head is not None:
+                poses = self.camera_head(selected[-1][:, :, 0].float(), index, attend_camera)
+                outputs |= {'pose_enc': poses[-1], 'pose_enc_list': poses}
+        return outputs
+
+    def dense(self, selected: list[Tensor], size: tuple[int, int]) -> Outputs:
+        """Run the depth and point heads on float32 trunk tokens, each (B, S, P, 2 dim)."""
+        height, width = size
+        patches = [layer[:, :, self.aggregator.patch_start_idx:] for layer in selected]
         outputs = {}
-        if self.camera_head is not None:
-            camera_tokens = selected[-1][:, :, 0].float()
-            poses = self.camera_head(camera_tokens, index, attend_camera)
-            outputs['pose_enc'], outputs['pose_enc_list'] = poses[-1], poses
-        patches = [layer[:, :, self.aggregator.patch_start_idx:].float() for layer in selected]
         if self.depth_head is not None:
-            values, confidence = self.depth_head(patches, height, width)
-            outputs['depth'], outputs['depth_conf'] = values.exp(), confidence
+            values, outputs['depth_conf'] = self.depth_head(patches, height, width)
+            outputs['depth'] = values.exp()
         for head, name in ((self.point_head, 'world_points'), (self.local_point_head, 'cam_points')):
             if head is not None:
                 values, outputs[f'{name}_conf'] = head(patches, height, width)
@@ -164,7 +174,8 @@ class GCTStream(nn.Module):
                 sliding_window_size=None, num_frame_per_block: int = 1, mask=None,
                 causal_inference: bool = False, ordered_video=None, gather_outputs: bool = True,
                 point_masks=None, **kwargs) -> Outputs:
-        """Continue the sequence in `memory` with frames (S, 3, H, W) or (1, S, 3, H, W) in [0, 1].
+        """
+        Continue the sequence in `memory` with frames (S, 3, H, W) or (1, S, 3, H, W) in [0, 1].
 
         Streaming: the scale batch first, `causal_inference=True`, then single frames. Without
         `causal_inference` the call stands alone: the memory is emptied first and the camera head
@@ -200,7 +211,8 @@ class GCTStream(nn.Module):
     @torch.no_grad()
     def inference_streaming(self, images: Tensor, num_scale_frames: int | None = None,
                             keyframe_interval: int = 1, output_device=None) -> Outputs:
-        """Run a whole sequence (S, 3, H, W) or (1, S, 3, H, W), on any device, frame by frame.
+        """
+        Run a whole sequence (S, 3, H, W) or (1, S, 3, H, W), on any device, frame by frame.
 
         Returns `pose_enc`, dense outputs and `images` concatenated along S, moved to
         `output_device` at once if it is given (the memory is then released at the end).

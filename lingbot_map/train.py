@@ -1,0 +1,335 @@
+"""
+Train the `demo` preset on rendered rooms, or evaluate it: python3 -m lingbot_map.train.
+
+One process per GPU (torchrun starts several). The clock rules: the learning rate and the length of
+the clips follow the share of `--minutes` that has passed, so a run always ends well annealed. The
+full state is saved every minute and `--resume` goes on from it; `--init` starts from weights alone.
+"""
+
+import argparse
+from dataclasses import dataclass
+from functools import partial
+import os
+from pathlib import Path
+import time
+
+from lingbot_map.checkpoint import CheckpointError, load_model
+from lingbot_map.config import DEMO_STREAM
+from lingbot_map.layers.attention import attend_masked
+from lingbot_map.models.gct_stream import GCTStream
+from lingbot_map.muon import make_optimisers
+from lingbot_map.room_evaluation import evaluate_rooms, RoomScore, score_arrays, summary
+from lingbot_map.sequence import dense_attention, forward_sequence, Visibility, visibility
+from lingbot_map.synthetic import (
+    Clip,
+    FIRST_TRAINING_SEED,
+    render_clips,
+    RoomConfig,
+    TEST_SEEDS,
+    VALIDATION_SEEDS,
+)
+from lingbot_map.training_losses import depth_loss, log_of, make_targets, pose_loss
+from safetensors.torch import save_file
+import torch
+from torch import distributed, Tensor
+
+LEARNING_RATE = 0.02
+WARM_UP_STEPS = 200
+ANNEAL_FROM = 0.45  # share of the time at which the learning rate starts to fall
+EMA_DECAY = 0.999
+CLIP_NORM = 1.0
+DEPTH_FRAMES = 8  # frames of a clip whose depth is trained in one step
+SAVE_EVERY_S = 60
+VALIDATE_EVERY_S = 180
+VALIDATION_ROOMS = 8
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the run: short clips with long steps first, then clips as long as the test."""
+
+    until: float  # share of the time
+    frames: int
+    mean_step: tuple[float, float]  # [m]
+    frames_per_batch: int = 960
+
+    @property
+    def clips(self) -> int:
+        return self.frames_per_batch // self.frames
+
+
+STAGES = (Stage(0.45, 24, (0.06, 0.2)), Stage(1.0, 64, (0.05, 0.11)))
+
+
+class Trainer:
+    """Model, optimisers, average weights and progress; `state` and `load` carry them over."""
+
+    def __init__(self, model: GCTStream, device: torch.device):
+        self.model, self.device = model.to(device), device
+        self.model.requires_grad_(True)
+        self.model.aggregator.patch_embed.mask_token.requires_grad_(False)  # never used
+        self.rank = distributed.get_rank() if distributed.is_initialized() else 0
+        self.world = distributed.get_world_size() if distributed.is_initialized() else 1
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.optimisers = make_optimisers(model, LEARNING_RATE)
+        self.average = [p.detach().clone() for p in self.parameters]
+        self.step, self.seconds = 0, 0.0
+        self.attention = _attention_factory(model, device)
+
+    def train_step(self, stage: Stage, rate: float) -> Tensor:
+        """Render a batch, use it once as it is and once mirrored and backwards; return losses."""
+        first = FIRST_TRAINING_SEED + (self.step * self.world + self.rank) * 64
+        config = RoomConfig(num_frames=stage.frames, mean_step=stage.mean_step)
+        clip = render_clips(range(first, first + stage.clips), config, self.device)
+        self.step += 1
+        return (self._update(clip, rate) + self._update(mirrored_backwards(clip), rate)) / 2
+
+    def _update(self, clip: Clip, rate: float) -> Tensor:
+        seen, scale_frames = random_visibility(clip.depth.shape[1])
+        target = make_targets(clip)
+        pose_enc_list, depth, confidence, chosen = self._forward(clip, seen, scale_frames)
+        pose = pose_loss(pose_enc_list, target)
+        dense = depth_loss(log_of(depth), confidence, target.log_depth[:, chosen])
+        (pose + dense).backward()
+        self._apply(rate)
+        return torch.stack((pose.detach(), dense.detach()))
+
+    def _forward(self, clip: Clip, seen: Visibility, scale_frames: int):
+        images = clip.rgb.float() / 255
+        seen = Visibility(*(x.to(self.device) for x in (seen.patches, seen.specials, seen.index)))
+        attend = self.attention(images, seen)
+        model, frames = self.model, images.shape[1]
+        chosen = torch.randperm(frames)[:DEPTH_FRAMES].sort().values.to(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == 'cuda'):
+            selected = model.aggregator(
+                images, seen.index, scale_frames, lambda _layer, q, k, v: attend(q, k, v))
+        poses = model.camera_head(
+            selected[-1][:, :, 0].float(), seen.index,
+            lambda _iteration, _block, q, k, v: attend_masked(q, k, v, seen.specials))
+        dense = model.dense([layer[:, chosen].float() for layer in selected], images.shape[-2:])
+        return poses, dense['depth'], dense['depth_conf'], chosen
+
+    def _apply(self, rate: float) -> None:
+        gradients = [p.grad for p in self.parameters]
+        if self.world > 1:
+            flat = torch.cat([g.flatten() for g in gradients])
+            distributed.all_reduce(flat, distributed.ReduceOp.AVG)
+            parts = flat.split([g.numel() for g in gradients])
+            torch._foreach_copy_(gradients, [p.view_as(g) for p, g in zip(parts, gradients)])
+        # A non-finite gradient becomes no step rather than the end of the run.
+        norm = torch.nn.utils.get_total_norm(gradients)
+        factor = torch.where(norm.isfinite(), (CLIP_NORM / (norm + 1e-6)).clamp(max=1), 0)
+        for gradient in gradients:
+            gradient.nan_to_num_(0, 0, 0)
+        torch._foreach_mul_(gradients, factor)
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group['lr'] = rate * group.setdefault('initial_lr', group['lr'])
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        decay = min(EMA_DECAY, self.step / (self.step + 10))
+        torch._foreach_lerp_(self.average, [p.detach() for p in self.parameters], 1 - decay)
+
+    @torch.no_grad()
+    def validate(self) -> list[RoomScore]:
+        """Return the scores of average weights on held-out rooms, by one masked pass a room."""
+        current = [p.detach().clone() for p in self.parameters]
+        torch._foreach_copy_(self.parameters, self.average)
+        clip = render_clips(VALIDATION_SEEDS[:VALIDATION_ROOMS], RoomConfig(), self.device)
+        seen = visibility(64, 8, 8, DEMO_STREAM['sliding_window'],
+                          DEMO_STREAM['keyframe_interval'])
+        seen = Visibility(*(x.to(self.device) for x in (seen.patches, seen.specials, seen.index)))
+        images, scores = clip.rgb.float() / 255, []
+        with torch.compiler.set_stance('force_eager'):
+            for room in range(VALIDATION_ROOMS):
+                attend = dense_attention(self.model, images, seen)
+                out = forward_sequence(self.model, images[room:room + 1], seen, 8, attend)
+                scores.append(score_arrays(
+                    _poses(out['pose_enc'][0]), clip.T_world_cam[room].double().cpu().numpy(),
+                    out['depth'][0, ..., 0], clip.depth[room]))
+        torch._foreach_copy_(self.parameters, current)
+        return scores
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the average weights in float16, by name."""
+        names = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        weights = self.model.state_dict() | dict(zip(names, self.average, strict=True))
+        return {name: value.half().cpu().contiguous() for name, value in weights.items()}
+
+    def state(self) -> dict:
+        """Return everything that a later slice needs."""
+        return {'model': [p.detach() for p in self.parameters], 'average': self.average,
+                'optimisers': [o.state_dict() for o in self.optimisers],
+                'step': self.step, 'seconds': self.seconds}
+
+    def load(self, state: dict) -> None:
+        """Go on from the state of an earlier slice."""
+        with torch.no_grad():
+            torch._foreach_copy_(self.parameters, [x.to(self.device) for x in state['model']])
+            torch._foreach_copy_(self.average, [x.to(self.device) for x in state['average']])
+        for optimiser, saved in zip(self.optimisers, state['optimisers'], strict=True):
+            optimiser.load_state_dict(saved)
+        self.step, self.seconds = state['step'], state['seconds']
+
+
+def random_visibility(frames: int) -> tuple[Visibility, int]:
+    """Return what a randomly set stream would see, and the size of its scale batch."""
+    def pick(*choices: int) -> int:
+        return choices[int(torch.randint(len(choices), ()))]
+
+    scale_frames = pick(1, 2, 4, 6, 8, 8, 8)
+    return visibility(frames, scale_frames, scale_frames, pick(8, 12, 16, 16, 24),
+                      pick(1, 2, 2, 3)), scale_frames
+
+
+def mirrored_backwards(clip: Clip) -> Clip:
+    """Return the clip seen in a mirror, last frame first: another valid room and path."""
+    flip = torch.diag(torch.tensor([-1.0, 1, 1, 1], device=clip.rgb.device))
+
+    def mirror(image: Tensor) -> Tensor:
+        # cx = W / 2 sends pixel u to W - u, so column 0 has no source and repeats its neighbour.
+        flipped = image.flip(1, -1)
+        return torch.cat((flipped[..., :1], flipped[..., :-1]), -1)
+
+    return Clip(mirror(clip.rgb), mirror(clip.depth), (flip @ clip.T_world_cam @ flip).flip(1),
+                clip.K.flip(1))
+
+
+def learning_rate(share: float, step: int, peak: float) -> float:
+    """Return the learning rate relative to LEARNING_RATE after a share of the time."""
+    fall = min(1.0, (1 - share) / (1 - ANNEAL_FROM))
+    return peak * min(1.0, (step + 1) / WARM_UP_STEPS) * max(fall, 0.01)
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train until `--minutes` are over, or `--slice-minutes` of them in this call."""
+    device = _start_process()
+    torch.set_float32_matmul_precision('high')
+    torch.backends.cudnn.allow_tf32 = True
+    model = load_model('demo', args.init or 'random', device)
+    if not args.init:
+        initialise(model)
+    trainer = Trainer(model, device)
+    state_file = args.out / 'state.pt'
+    if args.resume:
+        trainer.load(torch.load(state_file, map_location='cpu', weights_only=True))
+    torch.manual_seed(1000 * trainer.step + trainer.rank)
+    _run(trainer, args, state_file)
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def _run(trainer: Trainer, args: argparse.Namespace, state_file: Path) -> None:
+    total, start, before = 60 * args.minutes, time.monotonic(), trainer.seconds
+    saved = validated = start
+    losses, running = [], True
+    while running:
+        share = min(trainer.seconds / total, 1.0)
+        stage = next(stage for stage in STAGES if share <= stage.until)
+        losses.append(trainer.train_step(stage, learning_rate(share, trainer.step, args.peak)))
+        now = time.monotonic()
+        trainer.seconds, running = _agree(trainer, before + now - start, min(
+            total, before + 60 * args.slice_minutes))
+        if trainer.rank:
+            continue
+        if trainer.step % 50 == 0 or not running:
+            pose, dense = torch.stack(losses).mean(0).tolist()
+            losses.clear()
+            print(f'step {trainer.step}  {trainer.seconds / 60:.2f}/{args.minutes:g} min  '
+                  f'{stage.frames} frames  pose {pose:.4f}  depth {dense:.4f}', flush=True)
+        if now - saved > SAVE_EVERY_S or not running:
+            saved = now
+            _save(trainer, args.out, state_file)
+        if now - validated > VALIDATE_EVERY_S or not running:
+            validated = now
+            print(summary(trainer.validate()), flush=True)
+
+
+def _agree(trainer: Trainer, seconds: float, limit: float) -> tuple[float, bool]:
+    """Return the first process's clock and whether to go on, the same in every process."""
+    if trainer.world > 1:
+        clock = torch.tensor(seconds, device=trainer.device, dtype=torch.float64)
+        distributed.broadcast(clock, 0)
+        seconds = clock.item()
+    return seconds, seconds < limit
+
+
+def _save(trainer: Trainer, out: Path, state_file: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(trainer.weights(), out / 'demo.safetensors')
+    aside = state_file.with_suffix('.tmp')
+    torch.save(trainer.state(), aside)
+    aside.rename(state_file)
+
+
+def initialise(model: GCTStream) -> None:
+    """Set start values under which deep residual stacks train well."""
+    depth = 2 * len(model.aggregator.global_blocks)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(('attn.proj.weight', 'mlp.fc2.weight')):
+                parameter.mul_(depth ** -0.5)
+        model.camera_head.pose_branch.fc2.bias.copy_(
+            torch.tensor([0.0, 0, 0, 0, 0, 0, 1, 0.8, 1.2]) / model.camera_head.iterations)
+
+
+def _attention_factory(model: GCTStream, device: torch.device):
+    """Return `factory(images, seen)` that makes the attention of a batch; compiled on CUDA."""
+    if device.type != 'cuda':
+        return partial(dense_attention, model)
+    from lingbot_map.flex import FlexAttention
+    for block in (*model.aggregator.patch_embed.blocks, *model.aggregator.frame_blocks):
+        block.forward = torch.compile(block.forward)
+    for block in model.aggregator.global_blocks:
+        block.attn_pre = torch.compile(block.attn_pre)
+        block.ffn_residual = torch.compile(block.ffn_residual)
+    return FlexAttention(model, device).bind
+
+
+def _poses(pose_enc: Tensor):
+    from lingbot_map.geometry import decode_pose
+    return decode_pose(pose_enc.double().cpu(), 1, 1)[0].numpy()
+
+
+def _start_process() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device('cpu')
+    local = int(os.environ.get('LOCAL_RANK', 0))
+    torch.cuda.set_device(local)
+    if 'WORLD_SIZE' in os.environ:
+        distributed.init_process_group('nccl')
+    return torch.device('cuda', local)
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    """Print the errors on the fixed test set."""
+    device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    model, scores = load_model('demo', args.init, device), []
+    for seed, score in zip(TEST_SEEDS, evaluate_rooms(model, TEST_SEEDS, device)):
+        scores.append(score)
+        print(f'room {seed}: ATE {score.ate_percent:.2f} %  rotation {score.rotation_deg:.2f} deg  '
+              f'AbsRel {score.abs_rel:.3f}', flush=True)
+    print(summary(scores))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog='python3 -m lingbot_map.train', description=__doc__)
+    parser.add_argument('--evaluate', action='store_true', help='score weights on the test rooms')
+    parser.add_argument('--minutes', type=float, default=20.0, help='length of the whole run')
+    parser.add_argument('--slice-minutes', type=float, default=float('inf'),
+                        help='stop after so many minutes; --resume goes on')
+    parser.add_argument('--out', type=Path, default=Path('results/train'))
+    parser.add_argument('--init', default='', help="weights to start from; '' = random, "
+                        'or the packaged ones with --evaluate')
+    parser.add_argument('--resume', action='store_true', help='go on from OUT/state.pt')
+    parser.add_argument('--peak', type=float, default=1.0, help='factor of the learning rate')
+    args = parser.parse_args()
+    try:
+        evaluate(args) if args.evaluate else train(args)
+    except (CheckpointError, FileNotFoundError) as error:
+        raise SystemExit(f'lingbot_map.train: {error}') from error
+
+
+if __name__ == '__main__':
+    main()
