@@ -142,6 +142,7 @@ def _replay(job: Job, args: argparse.Namespace) -> int:
                 player.check_alone()
                 interrupted = _play(player, job)
                 player.flush()
+                player.check_alone()  # discovery may have taken until now
                 points = player.read_map() if settings['map.voxel_size'] and player.heard else (
                     np.empty(0, POINT_DTYPE))
         finally:

@@ -1,0 +1,290 @@
+"""lingbot_map_replay end to end: real node, real DDS, made pictures, an engine of known poses."""
+
+import _thread
+import functools
+import json
+import re
+import subprocess
+import sys
+import time
+
+from bag_writer import odometry, raw_image, write_bag
+from fake_engine import DEPTH, FakeEngine, straight, turned
+from lingbot_map_ros import replay
+from lingbot_map_ros.node import LingbotMapNode
+from lingbot_map_ros.player import Player
+import numpy as np
+from PIL import Image
+from plyfile import PlyData
+import pytest
+import rclpy
+from sensor_msgs.msg import Image as ImageMessage
+import yaml
+
+SECOND = 10**9
+TURN_XYZW = (-0.5, 0.5, -0.5, 0.5)  # of a level camera's optical frame in the map
+
+
+@pytest.fixture
+def fake_engine(monkeypatch):
+    """Return a function that makes the next replay use a FakeEngine with the given options."""
+    def use(**options):
+        make = functools.partial(FakeEngine, **options)
+        monkeypatch.setattr(replay, 'LingbotMapNode', functools.partial(LingbotMapNode, make))
+    return use
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return a function that writes pictures and returns their folder."""
+    def write(count, size=(56, 42)):
+        (tmp_path / 'walk').mkdir()
+        for i in range(count):
+            noise = np.random.default_rng(i).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+            Image.fromarray(noise).save(tmp_path / 'walk' / f'{i:03}.png')
+        return tmp_path / 'walk'
+    return write
+
+
+@pytest.fixture
+def params(tmp_path):
+    """Return a function that writes a parameter file; the scale batch is small by default."""
+    def write(**values):
+        path = tmp_path / 'params.yaml'
+        values = {'num_scale_frames': 2} | values
+        path.write_text(yaml.safe_dump({'lingbot_map': {'ros__parameters': values}}))
+        return str(path)
+    return write
+
+
+def run(source, tmp_path, *options):
+    """Return exit code, summary (None: none written) and poses (stamp, xyz, xyzw)."""
+    out = tmp_path / 'out'
+    code = replay.main([str(source), '--out', str(out), *options])
+    if not out.exists():
+        return code, None, None
+    assert sorted(f.name for f in out.iterdir()) == [
+        'map.ply', 'map.png', 'summary.json', 'trajectory.tum']
+    rows = np.loadtxt(out / 'trajectory.tum', ndmin=2).reshape(-1, 8)
+    return code, json.loads((out / 'summary.json').read_text()), rows
+
+
+def test_the_real_network_maps_a_folder(folder, tmp_path, capsys):
+    code, summary, poses = run(folder(10), tmp_path, '--model', 'tiny', '--checkpoint', 'random')
+    assert code == 0
+    assert (summary['frames_sent'], summary['frames_out'], summary['lost']) == (10, 10, 0)
+    assert summary['dropped'] == {}
+    np.testing.assert_allclose(poses[:, 0], np.arange(1, 11) / 10, atol=1e-9)
+    heard = summary['heard']
+    assert (heard['odometry'], heard['transforms'], heard['path_poses']) == (10, 10, 10)
+    assert heard['clouds'] == 10 and heard['cloud_points'] > 0
+    assert summary['latency_ms']['p50'] <= summary['latency_ms']['p99']
+    assert PlyData.read(tmp_path / 'out' / 'map.ply')['vertex'].count > 0
+    assert Image.open(tmp_path / 'out' / 'map.png').format == 'PNG'
+    assert 'weights are random' in capsys.readouterr().out
+
+
+def test_trajectory_is_the_optical_frame_in_the_map(folder, params, tmp_path, fake_engine):
+    fake_engine()
+    code, summary, poses = run(folder(12), tmp_path, '--params', params())
+    assert code == 0 and summary['frames_out'] == 12
+    np.testing.assert_allclose(poses[:, 1:4], np.outer(np.arange(12), (1, 0, 0)), atol=1e-6)
+    np.testing.assert_allclose(poses[:, 4:] * np.sign(poses[:, 5:6]), [TURN_XYZW] * 12, atol=1e-6)
+
+
+def test_a_scale_batch_that_is_not_full_is_flushed(folder, params, tmp_path, fake_engine):
+    fake_engine()
+    code, summary, poses = run(folder(5), tmp_path, '--params', params(num_scale_frames=8))
+    assert (code, summary['frames_out'], len(poses)) == (0, 5, 5)
+
+
+def test_the_map_holds_what_the_depth_says(folder, params, tmp_path, fake_engine):
+    fake_engine()
+    run(folder(3), tmp_path, '--params', params(scale=2.0))
+    vertex = PlyData.read(tmp_path / 'out' / 'map.ply')['vertex']
+    depths = np.unique(np.round(vertex['x'], 3))
+    np.testing.assert_allclose(depths, 2.0 * (DEPTH + np.arange(3)), atol=1e-3)
+    assert set(vertex['red']) == set(vertex['green']) == set(vertex['blue']) == {128}
+
+
+def test_lossless_never_has_more_than_one_image_waiting(
+        folder, params, tmp_path, fake_engine, monkeypatch):
+    sent, sent_at_push = [], {}
+    send = Player.send
+    monkeypatch.setattr(Player, 'send', lambda *a: (sent.append(1), send(*a)))
+
+    def before_push(n):
+        time.sleep(0.03)  # time enough for a player that does not wait
+        sent_at_push[n] = len(sent)
+
+    fake_engine(before_push=before_push)
+    code, summary, _ = run(folder(12), tmp_path, '--params', params())
+    assert (code, summary['frames_out'], len(sent_at_push)) == (0, 12, 12)
+    assert all(count <= n + replay.IN_FLIGHT for n, count in sent_at_push.items())
+
+
+def test_real_time_lets_the_newest_win_and_accounts_for_all(
+        folder, params, tmp_path, fake_engine):
+    fake_engine(before_push=lambda n: time.sleep(0.05))
+    code, summary, poses = run(folder(30), tmp_path, '--params', params(), '--rate', '10')
+    superseded = summary['dropped']['superseded']
+    assert code == 0 and summary['lost'] == 0 and superseded > 0
+    assert summary['frames_sent'] == 30 == summary['frames_out'] + superseded
+    assert len(poses) == summary['frames_out']
+    assert poses[-1, 0] == pytest.approx(3.0)  # the newest image is never the one to go
+
+
+def test_a_lost_image_is_counted_and_ends_in_1(folder, params, tmp_path, fake_engine, capsys):
+    def before_push(n):
+        if n == 9:
+            raise RuntimeError('out of luck')
+
+    fake_engine(before_push=before_push)
+    code, summary, poses = run(folder(12), tmp_path, '--params', params())
+    assert code == 1
+    assert summary['dropped'] == {'worker_error': 1} and summary['lost'] == 1
+    assert len(poses) == 11 and 0.9 not in poses[:, 0].round(6)
+    assert '12 images sent, 11 poses, 1 lost, 1 dropped (worker_error)' in capsys.readouterr().out
+
+
+def curved(index):
+    """Return a camera that runs along an arc, seen from the same turned world as `straight`."""
+    T = np.eye(4)
+    T[:3, 3] = np.sin(0.3 * index), 0.2 * np.cos(index), 1 - np.cos(0.3 * index)
+    return turned() @ T
+
+
+def curved_in_map(index):
+    """Return `curved` in map axes, relative to the first camera: x forward, y left, z up."""
+    x, y, z = (np.linalg.inv(curved(0)) @ curved(index))[:3, 3]
+    return np.array([z, -x, -y])
+
+
+def truth_bag(path, truth_offset_ns=0):
+    messages = []
+    for i in range(9):
+        stamp = (50 + i) * SECOND
+        messages.append(('/cam', stamp, raw_image(stamp, np.full((42, 56, 3), i, np.uint8))))
+        xyz = 3.0 * curved_in_map(i)[[1, 2, 0]] + (7, 8, 9)  # another scale, other axes
+        messages.append(('/ground_truth', stamp, odometry(stamp + truth_offset_ns, xyz)))
+    return write_bag(path, messages, 'mcap')
+
+
+def test_a_bag_is_compared_with_its_ground_truth(params, tmp_path, fake_engine, capsys):
+    fake_engine(pose=curved)
+    code, summary, poses = run(
+        truth_bag(tmp_path / 'bag', truth_offset_ns=10**6), tmp_path, '--params', params())
+    assert code == 0
+    assert poses[:, 0].tolist() == list(range(50, 59))
+    np.testing.assert_allclose(poses[:, 1:4], [curved_in_map(i) for i in range(9)], atol=1e-6)
+    assert summary['ate']['rmse'] == pytest.approx(0.0, abs=1e-6)
+    assert summary['ate']['scale'] == pytest.approx(3.0) and summary['ate']['count'] == 9
+    assert 'ATE after Sim(3) alignment: rmse 0.000 m' in capsys.readouterr().out
+
+
+def test_a_wrong_path_has_an_error(params, tmp_path, fake_engine):
+    fake_engine(pose=straight)
+    _, summary, _ = run(truth_bag(tmp_path / 'bag'), tmp_path, '--params', params())
+    assert summary['ate']['rmse'] > 0.1
+
+
+def test_ground_truth_of_another_time_is_said(params, tmp_path, fake_engine, capsys):
+    fake_engine(pose=curved)
+    bag = truth_bag(tmp_path / 'bag', truth_offset_ns=3600 * SECOND)
+    code, summary, _ = run(bag, tmp_path, '--params', params())
+    assert code == 0 and summary['ate'] is None
+    assert 'another time base' in capsys.readouterr().err
+
+
+def test_ros_arguments_and_frame_id_reach_the_node(folder, params, tmp_path, fake_engine):
+    fake_engine()
+    code, summary, _ = run(
+        folder(3), tmp_path, '--params', params(), '--frame-id', 'cam7',
+        '--ros-args', '-r', 'image:=/front/image', '-r', '__ns:=/robot', '-p', 'map_frame:=site')
+    assert code == 0 and summary['settings']['map_frame'] == 'site'
+    assert summary['frames_out'] == summary['heard']['transforms'] == 3
+
+
+def test_ctrl_c_finishes_what_was_sent(folder, params, tmp_path, fake_engine, capsys):
+    fake_engine(before_push=lambda n: n == 6 and _thread.interrupt_main())
+    code, summary, poses = run(folder(40), tmp_path, '--params', params())
+    assert code == 1
+    assert 6 <= summary['frames_sent'] == summary['frames_out'] == len(poses) < 40
+    assert 'interrupted after' in capsys.readouterr().err
+
+
+def test_another_camera_on_the_topic_is_refused(folder, tmp_path, monkeypatch, capsys):
+    context = rclpy.Context()
+    context.init()
+    intruder = rclpy.create_node('intruder', context=context)
+    intruder.create_publisher(ImageMessage, '/image', 1)
+    nodes = []
+
+    def load_once_discovered(engine_params):
+        while nodes[0].count_publishers('/image') == 0:
+            time.sleep(0.02)
+        return FakeEngine(engine_params)
+
+    def make_node(**options):
+        nodes.append(LingbotMapNode(load_once_discovered, **options))
+        return nodes[0]
+
+    monkeypatch.setattr(replay, 'LingbotMapNode', make_node)
+    try:
+        code, summary, _ = run(folder(3), tmp_path)
+    finally:
+        context.shutdown()
+    assert code == 1 and summary is None
+    assert 'another process publishes on /image' in capsys.readouterr().err
+
+
+def bad_inputs(tmp_path, folder):
+    """Return name -> (arguments, what the line must say)."""
+    walk = str(folder(2))
+    (tmp_path / 'taken').write_text('a file')
+    (tmp_path / 'bad.yaml').write_text('{ not: [yaml')
+    (tmp_path / 'off.yaml').write_text(
+        yaml.safe_dump({'/**': {'ros__parameters': {'points.stride': 0}}}))
+    (tmp_path / 'empty').mkdir()
+    (tmp_path / 'cut').mkdir()
+    (tmp_path / 'cut' / 'a.png').write_bytes((tmp_path / 'walk' / '000.png').read_bytes()[:900])
+    tiny = ['--model', 'tiny']
+    return {
+        'missing': ([str(tmp_path / 'nowhere')], 'nowhere.* does not exist'),
+        'empty': ([str(tmp_path / 'empty')], 'holds no images'),
+        'damaged': ([str(tmp_path / 'cut'), *tiny, '--checkpoint', 'random'], 'a.png.*damaged'),
+        'rate': ([walk, '--rate', '-1'], '--rate is -1.0'),
+        'params file': ([walk, '--params', 'none.yaml'], "'none.yaml' is not a file"),
+        'params text': ([walk, '--params', str(tmp_path / 'bad.yaml')], 'bad.yaml'),
+        'params value': ([walk, '--params', str(tmp_path / 'off.yaml')], 'points.stride'),
+        'out': ([walk, '--out', str(tmp_path / 'taken')], 'taken.* is not a folder'),
+        'checkpoint': ([walk, *tiny, '--checkpoint', 'no.pt'], "'no.pt' is not a file"),
+        'topic': ([walk, '--image-topic', '/x'], 'not a bag'),
+        'truth': ([walk, '--ground-truth', '/x'], 'not a bag'),
+    }
+
+
+@pytest.mark.parametrize('name', [
+    'missing', 'empty', 'damaged', 'rate', 'params file', 'params text', 'params value', 'out',
+    'checkpoint', 'topic', 'truth'])
+def test_bad_input_is_one_line_and_2(name, folder, tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments, words = bad_inputs(tmp_path, folder)[name]
+    before = sorted(tmp_path.iterdir())
+    assert replay.main(arguments) == 2
+    assert sorted(tmp_path.iterdir()) == before  # no results/
+    captured = capfd.readouterr()
+    not_ours = ('[INFO]', '[WARN]', '[rcl]', 'replay:  ')  # the last one is the progress bar
+    lines = [line for line in captured.err.replace('\r', '\n').splitlines()
+             if line and not any(word in line for word in not_ours)]
+    assert captured.out == '' and len(lines) == 1, lines
+    assert 'Traceback' not in captured.err
+    assert re.search(words, lines[0])
+
+
+def test_the_program_ends_with_its_code_and_no_traceback(tmp_path):
+    done = subprocess.run(
+        [sys.executable, '-m', 'lingbot_map_ros.replay', str(tmp_path / 'nowhere')],
+        capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and done.stdout == ''
+    assert done.stderr == f"lingbot_map_replay: '{tmp_path / 'nowhere'}' does not exist\n"
