@@ -50,7 +50,7 @@ def judge(setting: Setting) -> tuple[str, str]:
         deviations = setting.run()
     except NotImplementedError as missing:
         return MISSING, str(missing)
-    except (GoldenError, RuntimeError, ValueError, KeyError, AssertionError) as error:
+    except (AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
         message = ' '.join(str(error).split())
         return FAILED, f'{type(error).__name__}: {message}'
     numbers = '  '.join(map(str, deviations))
@@ -120,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.prefix and not golden.config:
             raise GoldenError(f'no {golden.prefix}_config.json; check --prefix')
         settings = list_settings(golden, arguments.full_size)
-    except (GoldenError, KeyError, OSError) as error:
+    except (GoldenError, LookupError, TypeError, OSError) as error:
         sys.stderr.write(f'cannot read {arguments.folder}: {error}\n')
         return 2
     chosen = [setting for setting in settings if setting.part not in arguments.skip]
