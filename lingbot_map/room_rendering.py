@@ -11,7 +11,7 @@ import torch
 
 OCTAVES = tuple(1.6 / 2**i for i in range(8))  # [m] cells of the noise
 PICTURE_CELLS = (1.3, 0.31)  # [m] raster of posters and of stickers
-_PIXELS_AT_ONCE = {'cpu': 1 << 16, 'cuda': 1 << 24}
+_PIXELS_AT_ONCE = {'cpu': 1 << 15, 'cuda': 1 << 24}
 
 
 @dataclass
@@ -46,7 +46,7 @@ def render_rooms(rooms: Rooms, config: RoomConfig) -> Clip:
     num_rooms, num_frames = rooms.T_world_cam.shape[:2]
     frames = _frame_tables(rooms)
     tables = _surface_tables(rooms)
-    size = max(1, _PIXELS_AT_ONCE.get(rooms.seeds.device.type, 1 << 16)
+    size = max(1, _PIXELS_AT_ONCE.get(rooms.seeds.device.type, 1 << 15)
                // (config.width * config.height))
     shape = (num_rooms * num_frames, config.height, config.width)
     depth = torch.empty(shape, device=rooms.seeds.device)

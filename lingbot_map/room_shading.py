@@ -159,11 +159,12 @@ def paint_pictures(rgb, s, t, footprint, surface, keys, material, cell, salt):
         ((t / half_t + 1) / 2 * count_t).floor().to(torch.int32), fill)
     piece_size = torch.minimum(2 * half_s / count_s, 2 * half_t / count_t)
     strength = 0.7 * _visible(piece_size, footprint)
-    picture = torch.stack([
+    colour = [
         hash_fraction(fill, i) * (1 - strength) + hash_fraction(piece, i) * strength
-        for i in range(3)])
-    grey = picture.mean(0)
-    picture = grey + (picture - grey) * hash_fraction(key, 2)
+        for i in range(3)]
+    grey = (colour[0] + colour[1] + colour[2]) / 3
+    colourful = hash_fraction(key, 2)
+    picture = torch.stack([grey + (channel - grey) * colourful for channel in colour])
     frame = _inside(0.04 * cell - depth_in, footprint)
     picture = picture + (hash_fraction(key, 1) - picture) * frame
     return rgb + (picture - rgb) * (_inside(depth_in, footprint) * present)
