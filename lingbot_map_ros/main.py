@@ -20,9 +20,7 @@ def main(args: list[str] | None = None) -> int:
 
 
 def _run(stop: threading.Event, args: list[str] | None) -> int:
-    # Imported here since torch takes seconds: a signal must find its handler by then.
-    from lingbot_map_ros.node import LingbotMapNode
-    from lingbot_map_ros.parameter_spec import ParameterError
+    # Imported late: these take seconds, and a signal must find its handler by then.
     import rclpy
     from rclpy.logging import get_logger
     from rclpy.signals import SignalHandlerOptions
@@ -32,6 +30,9 @@ def _run(stop: threading.Event, args: list[str] | None) -> int:
     except RuntimeError as error:  # what rclpy raises for arguments that it cannot read
         sys.stderr.write(f'lingbot_map_node: {str(error).split(", at ")[0]}\n')
         return 2
+    from lingbot_map_ros.node import LingbotMapNode
+    from lingbot_map_ros.parameter_spec import ParameterError
+
     try:
         return _spin(LingbotMapNode(), stop)
     except ParameterError as error:

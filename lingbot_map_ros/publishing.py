@@ -201,7 +201,7 @@ class Outputs:
                 or self._path_pub.get_subscription_count() > 0
                 or (self._path_sent and not poses)
             )
-            if not (self._path_changed and wanted and self.active):
+            if not (wanted and self.active and (always or self._path_changed)):
                 return
             self._path_changed, self._path_sent, epoch = False, True, self.epoch
         header = Header(frame_id=self.params.map_frame)
@@ -217,7 +217,7 @@ class Outputs:
                 or self._map_pub.get_subscription_count() > 0
                 or (self._map_sent and not len(points))
             )
-            if not (self._map_changed and wanted and self.active):
+            if not (wanted and self.active and (always or self._map_changed)):
                 return
             self._map_changed, self._map_sent = False, True
         header = Header(frame_id=self.params.map_frame)

@@ -1,0 +1,171 @@
+"""Messages and arrays."""
+
+from array import array
+
+from fake_engine import straight
+from lingbot_map.points import POINT_DTYPE
+from lingbot_map.raw_images import to_rgb, UnsupportedImage
+from lingbot_map_ros import conversions
+from lingbot_map_ros.frames import MapFrame
+from lingbot_map_ros.ledger import to_ns, to_stamp
+from node_rig import image
+import numpy as np
+import pytest
+from rclpy.serialization import deserialize_message, serialize_message
+from sensor_msgs.msg import Image, PointCloud2, PointField
+from sensor_msgs_py import point_cloud2
+from std_msgs.msg import Header
+
+HEADER = Header(stamp=to_stamp(1_700_000_000_123_456_789), frame_id='map')
+RED_GREEN = np.array([[[255, 10, 20], [0, 200, 30], [1, 2, 3]]] * 2, np.uint8)  # (2, 3, 3) RGB
+
+
+def encoded(encoding, padding=0, pixels=RED_GREEN):
+    """Return `pixels` as an image message with `padding` bytes at the end of each row."""
+    alpha = np.full((*pixels.shape[:2], 1), 77, np.uint8)
+    values = {
+        'rgb8': pixels,
+        'bgr8': pixels[..., ::-1],
+        'rgba8': np.concatenate((pixels, alpha), axis=2),
+        'bgra8': np.concatenate((pixels[..., ::-1], alpha), axis=2),
+        'mono8': pixels[..., :1],
+    }[encoding]
+    height, width = pixels.shape[:2]
+    rows = values.reshape(height, -1)
+    rows = np.pad(rows, ((0, 0), (0, padding)), constant_values=99)
+    return image(
+        1.0, encoding=encoding, size=(width, height), step=rows.shape[1], data=rows.tobytes()
+    )
+
+
+@pytest.mark.parametrize('padding', [0, 1, 5])
+@pytest.mark.parametrize('encoding', ['rgb8', 'bgr8', 'rgba8', 'bgra8', 'mono8'])
+@pytest.mark.parametrize('bigendian', [0, 1])
+def test_every_encoding_gives_the_same_colours(encoding, padding, bigendian):
+    message = encoded(encoding, padding)
+    message.is_bigendian = bigendian
+    rgb = to_rgb(message)
+    expected = np.repeat(RED_GREEN[..., :1], 3, axis=2) if encoding == 'mono8' else RED_GREEN
+    np.testing.assert_array_equal(rgb, expected)
+    assert rgb.dtype == np.uint8
+    assert rgb.flags.c_contiguous
+
+
+def test_the_last_row_may_lack_its_padding():
+    message = encoded('rgb8', padding=4)
+    message.data = message.data[:-4]
+    np.testing.assert_array_equal(to_rgb(message), RED_GREEN)
+
+
+def test_unpadded_rgb_is_not_copied():
+    message = encoded('rgb8')
+    rgb = to_rgb(message)
+    message.data[0] = 42
+    assert rgb[0, 0, 0] == 42
+
+
+@pytest.mark.parametrize(
+    ('change', 'words'),
+    [
+        ({'encoding': 'foo8'}, ["'foo8'", 'rgb8']),
+        ({'encoding': '32FC1'}, ["'32FC1'"]),
+        ({'height': 0}, ['3x0']),
+        ({'width': 0}, ['0x2']),
+        ({'width': 2**31}, [f'{2**31}x2']),
+        ({'step': 8}, ['step 8', '9 bytes']),
+        ({'data': array('B', [0] * 17)}, ['17 bytes', 'needs 18']),
+        ({'data': array('B')}, ['0 bytes']),
+        ({'step': 2**32 - 1}, ['18 bytes']),
+    ],
+)
+def test_a_malformed_image_is_refused_with_the_value(change, words):
+    message = encoded('rgb8')
+    for name, value in change.items():
+        setattr(message, name, value)
+    with pytest.raises(UnsupportedImage) as caught:
+        to_rgb(message)
+    text = str(caught.value)
+    assert '\n' not in text
+    for word in words:
+        assert word in text
+
+
+def test_stamps_survive_both_ways():
+    for stamp_ns in (1, 999_999_999, 1_000_000_000, 1_700_000_000_123_456_789):
+        assert to_ns(to_stamp(stamp_ns)) == stamp_ns
+
+
+@pytest.fixture
+def pose():
+    frame = MapFrame(1.0)
+    frame.place(straight(0))
+    return frame.place(straight(3))
+
+
+def test_odometry_and_transform_and_pose_say_the_same(pose):
+    odometry = conversions.odometry(HEADER, 'cam', pose)
+    transform = conversions.transform(HEADER, 'cam', pose)
+    stamped = conversions.pose_stamped(HEADER, pose)
+    for message in (odometry, transform, stamped):
+        assert message.header == HEADER
+    assert (odometry.child_frame_id, transform.child_frame_id) == ('cam', 'cam')
+    assert odometry.pose.pose == stamped.pose
+    moved, turned = transform.transform.translation, transform.transform.rotation
+    assert (moved.x, moved.y, moved.z) == pytest.approx((3, 0, 0), abs=1e-9)
+    assert (turned.x, turned.y, turned.z, turned.w) == pytest.approx((-0.5, 0.5, -0.5, 0.5))
+    assert turned == odometry.pose.pose.orientation
+
+
+def test_the_twist_is_marked_as_unknown(pose):
+    twist = conversions.odometry(HEADER, 'cam', pose).twist
+    np.testing.assert_array_equal(
+        np.reshape(twist.covariance, (6, 6)), np.diag([conversions.UNKNOWN_VARIANCE] * 6)
+    )
+    assert twist.twist.linear.x == 0.0
+
+
+def points(count):
+    cloud = np.zeros(count, POINT_DTYPE)
+    cloud['x'], cloud['y'] = np.arange(count), -1.5
+    cloud['rgb'], cloud['confidence'] = 0x00102030, 2.5
+    return cloud
+
+
+@pytest.mark.parametrize('count', [0, 1, 1000])
+def test_a_cloud_keeps_its_points_through_serialisation(count):
+    sent = conversions.cloud(HEADER, points(count))
+    received = deserialize_message(serialize_message(sent), PointCloud2)
+    assert received.header == HEADER
+    assert (received.height, received.width, received.row_step) == (1, count, 20 * count)
+    if count:
+        read = point_cloud2.read_points(received, ['x', 'confidence'])
+        np.testing.assert_array_equal(read['x'], np.arange(count))
+        np.testing.assert_array_equal(read['confidence'], 2.5)
+
+
+def test_cloud_colours_are_what_pcl_and_rviz_expect():
+    message = conversions.cloud(HEADER, points(2))
+    fields = {field.name: field for field in message.fields}
+    assert list(fields) == ['x', 'y', 'z', 'rgb', 'confidence']
+    assert (fields['rgb'].datatype, fields['rgb'].offset) == (PointField.FLOAT32, 12)
+    assert bytes(message.data[12:16]) == bytes([0x30, 0x20, 0x10, 0x00])  # blue green red
+
+
+def test_depth_image_holds_the_floats():
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    message = deserialize_message(
+        serialize_message(conversions.float_image(HEADER, values)), Image
+    )
+    assert (message.encoding, message.width, message.height) == ('32FC1', 3, 2)
+    assert (message.step, message.header) == (12, HEADER)
+    np.testing.assert_array_equal(np.frombuffer(message.data, '<f4').reshape(2, 3), values)
+
+
+def test_camera_info_projects_like_its_matrix():
+    K = np.array([[50.0, 0, 28], [0, 51, 21], [0, 0, 1]])
+    message = conversions.camera_info(HEADER, K, (56, 42))
+    assert (message.width, message.height) == (56, 42)
+    np.testing.assert_array_equal(np.reshape(message.k, (3, 3)), K)
+    np.testing.assert_array_equal(np.reshape(message.p, (3, 4))[:, :3], K)
+    np.testing.assert_array_equal(np.reshape(message.r, (3, 3)), np.eye(3))
+    assert list(message.d) == [0.0] * 5

@@ -1,0 +1,83 @@
+"""Poses in the map frame: axes, origin, scale, quaternions."""
+
+from fake_engine import straight, turned
+from lingbot_map.geometry import invert
+from lingbot_map_ros.frames import MapFrame, unit_quaternion
+import numpy as np
+import pytest
+
+
+def rotation(axis, angle):
+    x, y, z = np.asarray(axis) / np.linalg.norm(axis)
+    cross = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
+    return np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross
+
+
+def matrix_of(q_xyzw):
+    """Return the rotation by the sandwich product, independent of the code under test."""
+    vector, w = np.asarray(q_xyzw[:3]), q_xyzw[3]
+    return np.stack(
+        [
+            v + 2 * w * np.cross(vector, v) + 2 * np.cross(vector, np.cross(vector, v))
+            for v in np.eye(3)
+        ],
+        axis=1,
+    )
+
+
+def test_first_camera_is_the_origin_and_looks_along_x():
+    pose = MapFrame(1.0).place(turned())
+    np.testing.assert_allclose(pose.T_map_cam[:3, 3], 0, atol=1e-12)
+    np.testing.assert_allclose(pose.T_map_cam @ (0, 0, 2, 1), (2, 0, 0, 1), atol=1e-12)
+    np.testing.assert_allclose(pose.T_map_cam @ (1, 0, 0, 1), (0, -1, 0, 1), atol=1e-12)
+    np.testing.assert_allclose(pose.T_map_cam @ (0, 1, 0, 1), (0, 0, -1, 1), atol=1e-12)
+
+
+def test_moving_along_the_optical_axis_is_moving_along_x():
+    frame = MapFrame(1.0)
+    positions = [frame.place(straight(index)).T_map_cam[:3, 3] for index in range(4)]
+    np.testing.assert_allclose(positions, [(i, 0, 0) for i in range(4)], atol=1e-12)
+
+
+def test_transform_then_inverse_is_identity():
+    T = MapFrame(1.0).place(straight(3)).T_map_cam
+    np.testing.assert_allclose(T @ invert(T), np.eye(4), atol=1e-12)
+
+
+def test_scale_stretches_positions_and_leaves_rotations():
+    plain, scaled = MapFrame(1.0), MapFrame(2.5)
+    plain.place(turned()), scaled.place(turned())
+    a, b = plain.place(straight(2)), scaled.place(straight(2))
+    np.testing.assert_allclose(b.T_map_cam[:3, 3], 2.5 * a.T_map_cam[:3, 3])
+    np.testing.assert_array_equal(b.q_xyzw, a.q_xyzw)
+
+
+def test_quaternions_are_unit_and_give_the_rotation_back():
+    random = np.random.default_rng(1)
+    for _ in range(1000):
+        R = rotation(random.normal(size=3), random.uniform(-np.pi, np.pi))
+        q_xyzw = unit_quaternion(R + random.normal(scale=1e-7, size=(3, 3)))
+        assert abs(np.linalg.norm(q_xyzw) - 1) < 1e-12
+        np.testing.assert_allclose(matrix_of(q_xyzw), R, atol=1e-6)
+
+
+def test_quaternion_sign_is_continuous_over_two_turns():
+    frame = MapFrame(1.0)
+    previous = None
+    for angle in np.linspace(0, 4 * np.pi, 200):
+        T = np.eye(4)
+        T[:3, :3] = rotation((0.2, 1.0, 0.1), angle)
+        q_xyzw = frame.place(T).q_xyzw
+        if previous is not None:
+            assert np.abs(q_xyzw - previous).max() < 0.05
+        previous = q_xyzw
+
+
+@pytest.mark.parametrize('bad', [np.nan, np.inf])
+def test_a_pose_that_is_not_finite_is_refused_and_forgotten(bad):
+    frame = MapFrame(1.0)
+    broken = turned()
+    broken[0, 3] = bad
+    with pytest.raises(FloatingPointError):
+        frame.place(broken)
+    np.testing.assert_allclose(frame.place(straight(5)).T_map_cam[:3, 3], 0, atol=1e-12)

@@ -1,0 +1,229 @@
+"""Transitions, threads, states, parameters at run time, and the watchdog."""
+
+import threading
+
+from diagnostic_msgs.msg import DiagnosticStatus
+from lifecycle_msgs.msg import State, Transition
+from lifecycle_msgs.srv import ChangeState, GetState
+from lingbot_map.checkpoint import CheckpointError
+from node_rig import running, WAIT_S
+import pytest
+import rclpy
+from test_node_images import Gate
+
+
+@pytest.fixture(scope='module', autouse=True)
+def ros():
+    rclpy.init()
+    yield
+    rclpy.shutdown()
+
+
+def change(rig, transition_id):
+    request = ChangeState.Request(transition=Transition(id=transition_id))
+    return rig.request(ChangeState, '/lingbot_map/change_state', request).success
+
+
+def lifecycle_state(rig):
+    return rig.request(GetState, '/lingbot_map/get_state', GetState.Request()).current_state.id
+
+
+def newest_status(rig):
+    return rig.heard['diagnostics'][-1].status[0]
+
+
+def wait_status(rig, message):
+    rig.wait(
+        lambda: rig.heard['diagnostics'] and newest_status(rig).message == message,
+        f'diagnostics {message}',
+    )
+    return {pair.key: pair.value for pair in newest_status(rig).values}
+
+
+def test_a_whole_life_by_hand():
+    with running(autostart=False, num_scale_frames=1) as rig:
+        for _ in range(2):
+            assert lifecycle_state(rig) == State.PRIMARY_STATE_UNCONFIGURED
+            assert change(rig, Transition.TRANSITION_CONFIGURE)
+            assert rig.state() == 'READY'
+            assert change(rig, Transition.TRANSITION_ACTIVATE)
+            rig.wait_connected()
+            rig.send(1.0)
+            rig.wait_counts(1, 1)
+            assert change(rig, Transition.TRANSITION_DEACTIVATE)
+            assert change(rig, Transition.TRANSITION_CLEANUP)
+            assert rig.node.pipeline is None
+        assert len(rig.engines) == 2
+        assert change(rig, Transition.TRANSITION_UNCONFIGURED_SHUTDOWN)
+
+
+def test_deactivating_keeps_the_map():
+    with running(num_scale_frames=1) as rig:
+        rig.send(1.0)
+        rig.wait_counts(1, 1)
+        assert change(rig, Transition.TRANSITION_DEACTIVATE)
+        assert change(rig, Transition.TRANSITION_ACTIVATE)
+        rig.wait_connected()
+        rig.send(2.0)
+        rig.wait_counts(2, 2)
+        assert rig.wait_for('odometry', 2)[1].pose.pose.position.x == pytest.approx(1)
+
+
+def test_an_image_in_the_engine_while_deactivating_is_counted_and_not_published():
+    gate = Gate(at=1)
+    with running(num_scale_frames=1, engine={'before_push': gate}) as rig:
+        rig.send(1.0, 2.0)
+        assert gate.reached.wait(WAIT_S)
+        rig.wait(lambda: rig.counts().received == 2)
+        assert change(rig, Transition.TRANSITION_DEACTIVATE)
+        gate.open()
+        rig.wait_counts(2, 0, inactive=2)
+        assert not rig.heard['odometry']
+
+
+def test_a_failure_to_load_leaves_the_node_unconfigured_until_it_works(capfd):
+    with running(autostart=False) as rig:
+        load = rig.node._engine_factory
+
+        def fail(params):
+            raise CheckpointError("checkpoint 'x.pt' is not a file; check the path")
+
+        rig.node._engine_factory = fail
+        assert not change(rig, Transition.TRANSITION_CONFIGURE)
+        assert lifecycle_state(rig) == State.PRIMARY_STATE_UNCONFIGURED
+        values = wait_status(rig, 'UNCONFIGURED')
+        assert "'x.pt'" in values['last_error']
+        assert newest_status(rig).level == DiagnosticStatus.ERROR
+        rig.node._engine_factory = load
+        assert change(rig, Transition.TRANSITION_CONFIGURE)
+    log = capfd.readouterr().err
+    assert log.count("'x.pt'") == 1
+    assert 'Traceback' not in log
+
+
+def test_an_unexpected_error_while_loading_is_a_failure_with_its_place(capfd):
+    with running(autostart=False) as rig:
+        rig.node._engine_factory = lambda params: params.no_such_parameter
+        assert not change(rig, Transition.TRANSITION_CONFIGURE)
+        assert lifecycle_state(rig) == State.PRIMARY_STATE_UNCONFIGURED
+    assert 'AttributeError' in capfd.readouterr().err
+
+
+def test_a_failed_autostart_asks_for_exit_code_1():
+    with running(autostart=False) as rig:
+        rig.node._engine_factory = lambda params: 1 / 0
+        rig.node._autostart_timer = rig.probe.create_timer(1e6, lambda: None)
+        rig.node._autostart()
+        assert rig.node.leaving.is_set()
+        assert rig.node.exit_code == 1
+
+
+def test_a_parameter_that_does_not_fit_another_fails_configure(capfd):
+    with running(autostart=False, max_keyframes=1, num_scale_frames=2) as rig:
+        assert not change(rig, Transition.TRANSITION_CONFIGURE)
+        assert rig.set_parameter('max_keyframes', 2).successful
+        assert change(rig, Transition.TRANSITION_CONFIGURE)
+    assert "'max_keyframes' is 1" in capfd.readouterr().err
+
+
+def test_an_impossible_transition_is_answered_and_survived(capfd):
+    with running(autostart=False) as rig:
+        assert not change(rig, Transition.TRANSITION_ACTIVATE)
+        assert not change(rig, 99)
+        assert change(rig, Transition.TRANSITION_CONFIGURE)
+    assert 'not possible now' in capfd.readouterr().err
+
+
+def test_one_thread_touches_the_engine_from_loading_to_release():
+    with running(num_scale_frames=2) as rig:
+        rig.send(1.0, 2.0, 3.0)
+        rig.wait_counts(3, 3)
+        rig.call('reset')
+        rig.send(4.0)
+        rig.wait_for('processed', 4)
+        rig.call('flush')
+        engine = rig.engine
+        assert len(engine.threads) == 1
+        assert threading.get_ident() not in engine.threads
+        assert engine.inference_modes == {True}
+        assert {t.ident for t in threading.enumerate() if t.name == 'worker'} == engine.threads
+
+
+def test_diagnostics_and_services_answer_while_the_network_loads():
+    release = threading.Event()
+    with running(autostart=False, num_scale_frames=1) as rig:
+        make_engine = rig.make_engine
+
+        def slow(params):
+            assert release.wait(WAIT_S)
+            return make_engine(params)
+
+        rig.node._engine_factory = slow
+        configured = rig.request_later(
+            'change_state',
+            ChangeState,
+            ChangeState.Request(transition=Transition(id=Transition.TRANSITION_CONFIGURE)),
+        )
+        wait_status(rig, 'LOADING')
+        heard = len(rig.heard['diagnostics'])
+        rig.wait_for('diagnostics', heard + 2)
+        assert lifecycle_state(rig) == State.TRANSITION_STATE_CONFIGURING
+        assert not change(rig, Transition.TRANSITION_CONFIGURE)
+        assert not configured.done()
+        release.set()
+        rig.wait(configured.done)
+        assert configured.result().success
+        wait_status(rig, 'READY')
+
+
+def test_diagnostics_report_states_and_counts():
+    with running(num_scale_frames=2) as rig:
+        wait_status(rig, 'WAITING_FOR_IMAGES')
+        rig.send(1.0)
+        wait_status(rig, 'INITIALIZING 1/2')
+        rig.send(2.0, 2.0, 3.0)
+        rig.wait_counts(4, 3, repeated_stamp=1)
+        rig.send(4.0)
+        rig.wait(
+            lambda: (
+                newest_status(rig).message == 'TRACKING'
+                and {p.key: p.value for p in newest_status(rig).values}['images_out'] == '4'
+            )
+        )
+        values = {pair.key: pair.value for pair in newest_status(rig).values}
+        assert (values['images_in'], values['dropped.repeated_stamp']) == ('5', '1')
+        assert values['images_waiting'] == '0'
+        assert values['keyframes'] == '4'
+        assert float(values['latency_p50_ms']) > 0
+        assert newest_status(rig).name == 'lingbot_map'
+        wait_status(rig, 'WAITING_FOR_IMAGES')  # nothing comes any more
+
+
+def test_fixed_parameters_are_refused_with_the_remedy_while_configured():
+    with running(num_scale_frames=1) as rig:
+        result = rig.set_parameter('scale', 2.0)
+        assert not result.successful
+        assert 'cleanup' in result.reason
+        assert rig.set_parameter('scale', 1.0).successful  # no change
+        assert rig.node.get_parameter('scale').value == 1.0
+        for name, value in (('keyframe_interval', 0), ('points.stride', 'two')):
+            assert not rig.set_parameter(name, value).successful
+        assert rig.set_parameter('path.publish_rate', 5).successful
+        assert rig.node.pipeline.params.path.publish_rate == 5.0
+
+
+def test_the_watchdog_asks_to_leave_with_exit_code_1(capfd):
+    gate = Gate(at=1)
+    with running(num_scale_frames=1, watchdog_timeout=0.5, engine={'before_push': gate}) as rig:
+        rig.send(1.0)
+        assert rig.node.leaving.wait(WAIT_S)
+        assert rig.node.exit_code == 1
+        wait_status(rig, 'ERROR')
+        gate.open()
+    assert 'watchdog_timeout' in capfd.readouterr().err
+
+
+def test_an_idle_node_is_no_concern_of_the_watchdog():
+    with running(num_scale_frames=1, watchdog_timeout=0.1) as rig:
+        rig.wait_for('diagnostics', len(rig.heard['diagnostics']) + 3)
+        assert not rig.node.leaving.is_set()

@@ -1,0 +1,85 @@
+"""The process: exit codes and signals, with the real engine."""
+
+from pathlib import Path
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+WAIT_S = 60.0
+_READY = 'waiting for images'
+_RANDOM = ('-p', 'model:=tiny', '-p', 'checkpoint:=random', '-p', 'image_width:=28')
+
+
+def start(*arguments):
+    command = [sys.executable, '-m', 'lingbot_map_ros.main', '--ros-args', *arguments]
+    return subprocess.Popen(command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True)
+
+
+def wait_for_line(process, words):
+    """Return the output up to the first line that holds `words`."""
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if words in line:
+            return ''.join(lines)
+    raise AssertionError(f'{words!r} did not come:\n' + ''.join(lines))
+
+
+def end(process):
+    """Return the exit code and the rest of the output, once the process has ended."""
+    output, _ = process.communicate(timeout=WAIT_S)
+    assert 'Traceback' not in output, output
+    return process.returncode, output
+
+
+@pytest.mark.parametrize('numbers', [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM,)])
+def test_a_signal_ends_a_running_node_with_0(numbers):
+    process = start(*_RANDOM)
+    output = wait_for_line(process, _READY)
+    assert 'weights are random' in output
+    for number in numbers:
+        process.send_signal(number)
+    assert end(process)[0] == 0
+
+
+def test_signals_while_the_node_starts_end_it_with_0():
+    importing, loading = start(*_RANDOM), start(*_RANDOM)
+    wait_until_handled(importing)
+    wait_for_line(loading, 'loading model')
+    for process in (importing, loading):
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+    for process in (importing, loading):
+        returncode, output = end(process)
+        assert returncode == 0
+        assert _READY not in output
+
+
+def wait_until_handled(process):
+    """Wait until the process has its handlers: Python itself has none for SIGTERM."""
+    caught = 0
+    while not caught >> (signal.SIGTERM - 1) & 1:
+        time.sleep(0.01)
+        status = Path(f'/proc/{process.pid}/status').read_text()
+        caught = int(status.split('SigCgt:')[1].split()[0], 16)
+
+
+def test_bad_starts_say_why_in_one_line(tmp_path):
+    (tmp_path / 'broken.yaml').write_text('/**:\n  ros__parameters: [1, {')
+    cases = [
+        (('-p', f'checkpoint:={tmp_path}/no.pt'), 1, 'no.pt'),
+        (('-p', 'model:=full'), 1, 'packaged weights'),
+        (('-p', 'queue:=fifo'), 1, "parameter 'queue' is 'fifo'"),
+        (('-p', 'device:=cuda:77', '-p', 'checkpoint:=random'), 1, 'cuda:77'),
+        (('--params-file', f'{tmp_path}/broken.yaml'), 2, 'broken.yaml'),
+        (('--params-file', f'{tmp_path}/no.yaml'), 2, 'no.yaml'),
+        (('--no-such-flag',), 2, '--no-such-flag'),
+    ]
+    processes = [start(*arguments) for arguments, _, _ in cases]
+    for process, (arguments, code, words) in zip(processes, cases, strict=True):
+        returncode, output = end(process)
+        assert returncode == code, (arguments, output)
+        assert words in output, (arguments, output)

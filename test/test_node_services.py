@@ -1,0 +1,151 @@
+"""Reset, pause, flush and saving, also while an image is being processed."""
+
+from pathlib import Path
+
+from node_rig import running
+import numpy as np
+from plyfile import PlyData
+import pytest
+import rclpy
+from std_srvs.srv import SetBool
+from test_node_images import Gate
+
+
+@pytest.fixture(scope='module', autouse=True)
+def ros():
+    rclpy.init()
+    yield
+    rclpy.shutdown()
+
+
+def test_nothing_of_the_old_map_is_published_once_reset_has_answered():
+    gate = Gate(at=3)
+    topics = ('points', 'pose')
+    with running(topics, num_scale_frames=1, engine={'before_push': gate}) as rig:
+        rig.send(1.0, 2.0, 3.0, 4.0)
+        assert gate.reached.wait(20)
+        rig.wait(lambda: rig.counts().received == 4)
+        assert rig.call('reset').success  # while image 3 is in the engine and 4 waits
+        gate.open()
+        rig.wait_counts(4, 2, reset=2)
+        rig.send(5.0, 6.0)
+        rig.wait_counts(6, 4, reset=2)
+        rig.call('flush')
+        rig.wait_for('points', 4)
+        for topic in ('odometry', 'pose', 'points', 'tf'):
+            rig.wait_for(topic, 4)
+            assert rig.stamps(topic) == [1, 2, 5, 6], topic
+        positions = [m.pose.pose.position.x for m in rig.heard['odometry']]
+        assert positions == pytest.approx([0, 1, 0, 1], abs=1e-9)
+
+
+def test_reset_drops_a_scale_batch_and_empties_path_and_map():
+    with running(('path', 'map'), num_scale_frames=3, path__publish_rate=50.0) as rig:
+        rig.send(1.0, 2.0, 3.0)
+        rig.call('flush')
+        rig.wait(lambda: rig.heard['path'] and len(rig.heard['path'][-1].poses) == 3)
+        assert rig.call('reset').success
+        rig.wait(lambda: len(rig.heard['path'][-1].poses) == 0)
+        rig.send(4.0, 5.0)
+        rig.wait_for('processed', 5)
+        assert rig.state() == 'INITIALIZING 2/3'
+        assert rig.call('reset').success
+        rig.wait_counts(5, 3, reset=2)
+        assert rig.call('flush').message.startswith('0 images')
+        rig.wait(lambda: rig.heard['map'][-1].width == 0)
+
+
+def test_stamps_may_be_older_after_a_reset():
+    with running(num_scale_frames=1) as rig:
+        rig.send(10.0)
+        rig.wait_counts(1, 1)
+        rig.call('reset')
+        rig.send(9.5, frame_id='other_cam')
+        rig.wait_counts(2, 2)
+
+
+def test_images_while_paused_are_ignored_and_the_map_goes_on():
+    with running(num_scale_frames=1) as rig:
+        rig.send(1.0, 2.0)
+        rig.wait_counts(2, 2)
+        assert rig.call('pause', SetBool.Request(data=True)).success
+        assert rig.state() == 'PAUSED'
+        rig.send(3.0, 4.0)
+        rig.wait_for('processed', 4)
+        assert rig.counts().paused == 2
+        assert rig.call('pause', SetBool.Request(data=False)).success
+        rig.send(5.0)
+        rig.wait_counts(3, 3)
+        positions = [m.pose.pose.position.x for m in rig.wait_for('odometry', 3)]
+        assert positions == pytest.approx([0, 1, 2], abs=1e-9)
+
+
+def test_a_reset_is_answered_while_a_flush_waits_for_the_engine():
+    gate = Gate(at=1)
+    with running(num_scale_frames=1, engine={'before_push': gate}) as rig:
+        rig.send(1.0)
+        assert gate.reached.wait(20)
+        flushed = rig.request_later('flush')
+        rig.wait(lambda: rig.node.pipeline.worker._flushes)
+        assert rig.call('reset').success
+        assert not flushed.done()
+        gate.open()
+        rig.wait(flushed.done)
+        assert flushed.result().success
+        rig.wait_counts(1, 0, reset=1)
+
+
+def test_a_flush_that_fails_says_why():
+    with running(num_scale_frames=4) as rig:
+        rig.send(1.0)
+        rig.wait_for('processed', 1)
+        rig.engine.flush = lambda: 1 / 0
+        answer = rig.call('flush')
+        assert not answer.success
+        assert 'division' in answer.message
+        rig.wait_counts(1, 0, worker_error=1)
+
+
+def test_saving_writes_whole_files_and_answers_with_their_paths(tmp_path):
+    folder = tmp_path / 'new' / 'folder'
+    with running(num_scale_frames=1, save_directory=str(folder)) as rig:
+        rig.send(1.5, 2.5)
+        rig.wait_counts(2, 2)
+        rig.call('flush')
+        saved_map, saved_trajectory = rig.call('save_map'), rig.call('save_trajectory')
+        assert saved_map.success
+        assert saved_trajectory.success
+    vertices = PlyData.read(saved_map.message)['vertex']
+    assert len(vertices['x']) > 0
+    assert vertices['x'].min() >= 2 - 1e-5
+    rows = np.loadtxt(saved_trajectory.message)
+    np.testing.assert_allclose(rows[:, 0], [1.500000007, 2.500000007], atol=1e-9)
+    expected = [[i, 0, 0, -0.5, 0.5, -0.5, 0.5] for i in (0, 1)]
+    np.testing.assert_allclose(rows[:, 1:], expected, atol=1e-9)
+    assert {path.suffix for path in folder.iterdir()} == {'.ply', '.tum'}
+    assert Path(saved_map.message).parent == folder
+
+
+def test_saving_without_content_or_folder_gives_the_reason(tmp_path):
+    (tmp_path / 'file').write_text('')
+    with running(num_scale_frames=1, save_directory=str(tmp_path / 'file' / 'sub')) as rig:
+        for name in ('save_map', 'save_trajectory'):
+            answer = rig.call(name)
+            assert (answer.success, 'nothing was written' in answer.message) == (False, True)
+        rig.send(1.0)
+        rig.wait_counts(1, 1)
+        rig.call('flush')
+        for name in ('save_map', 'save_trajectory'):
+            answer = rig.call(name)
+            assert not answer.success
+            assert 'save_directory' in answer.message
+        rig.send(2.0)
+        rig.wait_counts(2, 2)
+
+
+def test_services_of_a_node_that_is_not_configured_say_so():
+    with running(autostart=False) as rig:
+        for name in ('reset', 'flush', 'pause', 'save_map', 'save_trajectory'):
+            answer = rig.call(name)
+            assert not answer.success
+            assert 'configure' in answer.message
