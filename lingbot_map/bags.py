@@ -52,8 +52,10 @@ class BagSource:
             self._count = sum(c.msgcount for c in _connections(reader, self.image_topic))
             _, first = next(_messages(reader, self.image_topic), (0, None))
         if first is None:
-            raise SourceError(f"'{path}' is damaged: none of the {self._count} images of "
-                              f"'{self.image_topic}' can be found")
+            raise SourceError(
+                f"'{path}' is damaged: none of the {self._count} images of "
+                f"'{self.image_topic}' can be found"
+            )
         self._rgb(first)  # an encoding that cannot be read shows at once
         self.frame_id = first.header.frame_id or DEFAULT_FRAME_ID
 
@@ -72,8 +74,10 @@ class BagSource:
             newest = stamp
             yield stamp, self._rgb(message)
         if found < self._count:
-            raise SourceError(f"'{self._path}' is damaged: {found} of the {self._count} images of "
-                              f"'{self.image_topic}' can be read")
+            raise SourceError(
+                f"'{self._path}' is damaged: {found} of the {self._count} images of "
+                f"'{self.image_topic}' can be read"
+            )
 
     def _all_messages(self) -> Iterator[tuple[int, object]]:
         with _reading(self._path) as reader:
@@ -96,8 +100,11 @@ def read_ground_truth(path: Path, topic: str = '') -> PoseTrack | None:
     Raises SourceError for a topic that is not there or holds no poses.
     """
     with _reading(path) as reader:
-        topics = {name: msgtype for name, msgtype, _ in _message_counts(reader)
-                  if msgtype in POSE_OF_TYPE}
+        topics = {
+            name: msgtype
+            for name, msgtype, _ in _message_counts(reader)
+            if msgtype in POSE_OF_TYPE
+        }
         if not topic:
             named = [name for name in topics if any(word in name for word in _TRUTH_NAMES)]
             if len(named) != 1:
@@ -105,8 +112,9 @@ def read_ground_truth(path: Path, topic: str = '') -> PoseTrack | None:
             topic = named[0]
         topic = _absolute(topic)
         if topic not in topics:
-            raise SourceError(f"'{path}' has no poses on '{topic}'; pose topics: "
-                              f'{_listing(topics.items())}')
+            raise SourceError(
+                f"'{path}' has no poses on '{topic}'; pose topics: {_listing(topics.items())}"
+            )
         return _pose_track(topic, POSE_OF_TYPE[topics[topic]], _messages(reader, topic))
 
 
@@ -133,15 +141,30 @@ def _reading(path: Path):
         from rosbags.rosbag2.reader import zstd
         from rosbags.typesys import get_typestore, Stores
     except ImportError as error:
-        raise SourceError(f"'{path}' is a bag, which needs the package rosbags "
-                          f'(pip install rosbags): {error}') from None
+        raise SourceError(
+            f"'{path}' is a bag, which needs the package rosbags (pip install rosbags): {error}"
+        ) from None
     # what rosbags lets through from the layers below it when bytes are missing or wrong
-    damage = (AnyReaderError, Ros1ReaderError, Ros2ReaderError, apsw.Error, zstd.ZstdError,
-              struct.error, OSError, EOFError, ValueError, TypeError, LookupError, OverflowError,
-              MemoryError, AssertionError)
+    damage = (
+        AnyReaderError,
+        Ros1ReaderError,
+        Ros2ReaderError,
+        apsw.Error,
+        zstd.ZstdError,
+        struct.error,
+        OSError,
+        EOFError,
+        ValueError,
+        TypeError,
+        LookupError,
+        OverflowError,
+        MemoryError,
+        AssertionError,
+    )
     try:
         with AnyReader(
-                _bag_files(path), default_typestore=get_typestore(Stores.ROS2_JAZZY)) as reader:
+            _bag_files(path), default_typestore=get_typestore(Stores.ROS2_JAZZY)
+        ) as reader:
             yield reader
     except SourceError:
         raise
@@ -159,25 +182,32 @@ def _bag_files(path: Path) -> list[Path]:
 
 def _message_counts(reader) -> list[tuple[str, str, int]]:
     """Return (topic, type, number of messages) for each topic."""
-    return [(name, info.msgtype or 'several types', info.msgcount)
-            for name, info in sorted(reader.topics.items())]
+    return [
+        (name, info.msgtype or 'several types', info.msgcount)
+        for name, info in sorted(reader.topics.items())
+    ]
 
 
 def _pick_image_topic(path: Path, counts: list[tuple[str, str, int]], wanted: str) -> str:
-    images = [(name, msgtype) for name, msgtype, count in counts
-              if msgtype in IMAGE_TYPES and count]
+    images = [
+        (name, msgtype) for name, msgtype, count in counts if msgtype in IMAGE_TYPES and count
+    ]
     if wanted:
         wanted = _absolute(wanted)
         if wanted in dict(images):
             return wanted
-        raise SourceError(f"'{path}' has no images on '{wanted}'; image topics: "
-                          f'{_listing(images)}')
+        raise SourceError(
+            f"'{path}' has no images on '{wanted}'; image topics: {_listing(images)}"
+        )
     if not images:
-        raise SourceError(f"'{path}' has no image topic; its topics: "
-                          f'{_listing((name, msgtype) for name, msgtype, _ in counts)}')
+        raise SourceError(
+            f"'{path}' has no image topic; its topics: "
+            f'{_listing((name, msgtype) for name, msgtype, _ in counts)}'
+        )
     if len(images) > 1:
-        raise SourceError(f"'{path}' has several image topics, choose one with --image-topic: "
-                          f'{_listing(images)}')
+        raise SourceError(
+            f"'{path}' has several image topics, choose one with --image-topic: {_listing(images)}"
+        )
     return images[0][0]
 
 

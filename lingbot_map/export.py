@@ -17,11 +17,17 @@ import numpy as np
 from PIL import Image
 import torch
 
-_PLY_DTYPE = np.dtype([
-    ('x', '<f4'), ('y', '<f4'), ('z', '<f4'),
-    ('red', 'u1'), ('green', 'u1'), ('blue', 'u1'),
-    ('confidence', '<f4'),
-])
+_PLY_DTYPE = np.dtype(
+    [
+        ('x', '<f4'),
+        ('y', '<f4'),
+        ('z', '<f4'),
+        ('red', 'u1'),
+        ('green', 'u1'),
+        ('blue', 'u1'),
+        ('confidence', '<f4'),
+    ]
+)
 _PLY_TYPES = {'<f4': 'float', '|u1': 'uchar'}
 
 
@@ -70,10 +76,13 @@ def write_ply(path: str | os.PathLike, points: np.ndarray) -> None:
         vertices[name] = points[name]
     for name, shift in (('red', 16), ('green', 8), ('blue', 0)):
         vertices[name] = points['rgb'] >> shift & 0xFF
-    properties = ''.join(f'property {_PLY_TYPES[_PLY_DTYPE[name].str]} {name}\n'
-                         for name in _PLY_DTYPE.names)
-    header = (f'ply\nformat binary_little_endian 1.0\nelement vertex {len(points)}\n'
-              f'{properties}end_header\n')
+    properties = ''.join(
+        f'property {_PLY_TYPES[_PLY_DTYPE[name].str]} {name}\n' for name in _PLY_DTYPE.names
+    )
+    header = (
+        f'ply\nformat binary_little_endian 1.0\nelement vertex {len(points)}\n'
+        f'{properties}end_header\n'
+    )
     with replacing(path) as file:
         file.write(header.encode())
         file.write(vertices)
@@ -83,10 +92,12 @@ def write_pcd(path: str | os.PathLike, points: np.ndarray) -> None:
     """Write a binary PCD 0.7 with x y z rgb confidence; rgb is packed into a float as in PCL."""
     assert points.dtype == POINT_DTYPE, f'points have dtype {points.dtype}'
     count = len(POINT_DTYPE.names)
-    header = (f'# .PCD v0.7 - Point Cloud Data file format\nVERSION 0.7\n'
-              f'FIELDS {" ".join(POINT_DTYPE.names)}\nSIZE{" 4" * count}\nTYPE{" F" * count}\n'
-              f'COUNT{" 1" * count}\nWIDTH {len(points)}\nHEIGHT 1\nVIEWPOINT 0 0 0 1 0 0 0\n'
-              f'POINTS {len(points)}\nDATA binary\n')
+    header = (
+        f'# .PCD v0.7 - Point Cloud Data file format\nVERSION 0.7\n'
+        f'FIELDS {" ".join(POINT_DTYPE.names)}\nSIZE{" 4" * count}\nTYPE{" F" * count}\n'
+        f'COUNT{" 1" * count}\nWIDTH {len(points)}\nHEIGHT 1\nVIEWPOINT 0 0 0 1 0 0 0\n'
+        f'POINTS {len(points)}\nDATA binary\n'
+    )
     with replacing(path) as file:
         file.write(header.encode())
         file.write(np.ascontiguousarray(points))

@@ -115,8 +115,9 @@ def rpe(estimate: np.ndarray, truth: np.ndarray, delta: int = 1) -> Rpe:
     if delta < 1:
         raise ValueError(f'delta is {delta}: set it to 1 or more')
     if estimate.shape != truth.shape or estimate.shape[1:] != (4, 4):
-        raise MetricsError(f'poses have shapes {estimate.shape} and {truth.shape}: both need '
-                           '(N, 4, 4)')
+        raise MetricsError(
+            f'poses have shapes {estimate.shape} and {truth.shape}: both need (N, 4, 4)'
+        )
     if not (np.isfinite(estimate).all() and np.isfinite(truth).all()):
         raise MetricsError('a pose is not finite')
     if len(truth) <= delta:
@@ -124,8 +125,10 @@ def rpe(estimate: np.ndarray, truth: np.ndarray, delta: int = 1) -> Rpe:
     step_estimate = np.linalg.inv(estimate[:-delta]) @ estimate[delta:]
     step_truth = np.linalg.inv(truth[:-delta]) @ truth[delta:]
     difference = np.linalg.inv(step_truth) @ step_estimate
-    return Rpe(_statistics(np.linalg.norm(difference[:, :3, 3], axis=1)),
-               _statistics(np.degrees(_rotation_angle(difference[:, :3, :3]))))
+    return Rpe(
+        _statistics(np.linalg.norm(difference[:, :3, 3], axis=1)),
+        _statistics(np.degrees(_rotation_angle(difference[:, :3, :3]))),
+    )
 
 
 def path_length(positions: np.ndarray) -> float:
@@ -161,8 +164,9 @@ def _rotation_angle(R: np.ndarray) -> np.ndarray:
 def _paired(estimate: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     estimate, truth = np.asarray(estimate, np.float64), np.asarray(truth, np.float64)
     if estimate.shape != truth.shape or estimate.ndim != 2 or estimate.shape[1] != 3:
-        raise MetricsError(f'positions have shapes {estimate.shape} and {truth.shape}: both need '
-                           '(N, 3)')
+        raise MetricsError(
+            f'positions have shapes {estimate.shape} and {truth.shape}: both need (N, 3)'
+        )
     if not len(estimate):
         raise MetricsError('there is no pair of positions to compare')
     if not (np.isfinite(estimate).all() and np.isfinite(truth).all()):
@@ -172,5 +176,9 @@ def _paired(estimate: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.nda
 
 def _statistics(errors: np.ndarray) -> ErrorStatistics:
     return ErrorStatistics(
-        rmse=float(np.sqrt(np.mean(np.square(errors)))), mean=float(errors.mean()),
-        median=float(np.median(errors)), max=float(errors.max()), count=len(errors))
+        rmse=float(np.sqrt(np.mean(np.square(errors)))),
+        mean=float(errors.mean()),
+        median=float(np.median(errors)),
+        max=float(errors.max()),
+        count=len(errors),
+    )

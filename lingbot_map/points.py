@@ -12,11 +12,15 @@ from lingbot_map.geometry import unproject
 import numpy as np
 import torch
 
-POINT_DTYPE = np.dtype([
-    ('x', '<f4'), ('y', '<f4'), ('z', '<f4'),
-    ('rgb', '<u4'),  # 0x00RRGGBB, the ROS and PCL packing
-    ('confidence', '<f4'),
-])
+POINT_DTYPE = np.dtype(
+    [
+        ('x', '<f4'),
+        ('y', '<f4'),
+        ('z', '<f4'),
+        ('rgb', '<u4'),  # 0x00RRGGBB, the ROS and PCL packing
+        ('confidence', '<f4'),
+    ]
+)
 
 _MIN_DEPTH = 1e-8  # spec section 12: what counts as a valid depth
 
@@ -52,11 +56,14 @@ class PointFilter:
         confidence = result.confidence[::s, ::s]
         kept = self._kept(depth, confidence)
         points = _to_map(depth, _strided(result.network_intrinsics, s), T_map_cam)[kept]
-        packed = torch.cat((
-            points.view(torch.int32),
-            _pack_rgb(result.rgb[::s, ::s][kept])[:, None],
-            confidence[kept][:, None].contiguous().view(torch.int32),
-        ), dim=1)
+        packed = torch.cat(
+            (
+                points.view(torch.int32),
+                _pack_rgb(result.rgb[::s, ::s][kept])[:, None],
+                confidence[kept][:, None].contiguous().view(torch.int32),
+            ),
+            dim=1,
+        )
         return packed.cpu().numpy().view(POINT_DTYPE).reshape(-1)
 
     def _kept(self, depth: torch.Tensor, confidence: torch.Tensor) -> torch.Tensor:

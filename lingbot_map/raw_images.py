@@ -25,8 +25,10 @@ def to_rgb(message) -> np.ndarray:
     encoding, size, step or data length are not those of a picture.
     """
     if message.encoding not in _ENCODINGS:
-        raise UnsupportedImage(f"encoding '{message.encoding}' is not supported: publish one of "
-                               f'{", ".join(_ENCODINGS)}')
+        raise UnsupportedImage(
+            f"encoding '{message.encoding}' is not supported: publish one of "
+            f'{", ".join(_ENCODINGS)}'
+        )
     channels, to_rgb_code = _ENCODINGS[message.encoding]
     pixels = _pixels(message, channels)
     if to_rgb_code is None:
@@ -38,15 +40,22 @@ def _pixels(message, channels: int) -> np.ndarray:
     """Return a view (H, W, channels) of the data without the padding at the end of the rows."""
     height, width, step = message.height, message.width, message.step
     if not (0 < height <= _MAX_SIDE and 0 < width <= _MAX_SIDE):
-        raise UnsupportedImage(f'size {width}x{height} is not that of a picture: both sides must '
-                               f'be 1 to {_MAX_SIDE} pixels')
+        raise UnsupportedImage(
+            f'size {width}x{height} is not that of a picture: both sides must '
+            f'be 1 to {_MAX_SIDE} pixels'
+        )
     row = width * channels
     if step < row:
-        raise UnsupportedImage(f'step {step} is less than the {row} bytes of a row of {width} '
-                               f'{message.encoding} pixels')
+        raise UnsupportedImage(
+            f'step {step} is less than the {row} bytes of a row of {width} '
+            f'{message.encoding} pixels'
+        )
     needed = step * (height - 1) + row
     if len(message.data) < needed:
-        raise UnsupportedImage(f'data has {len(message.data)} bytes, {width}x{height} '
-                               f'{message.encoding} with step {step} needs {needed}')
-    return np.ndarray((height, width, channels), np.uint8, buffer=message.data,
-                      strides=(step, channels, 1))
+        raise UnsupportedImage(
+            f'data has {len(message.data)} bytes, {width}x{height} '
+            f'{message.encoding} with step {step} needs {needed}'
+        )
+    return np.ndarray(
+        (height, width, channels), np.uint8, buffer=message.data, strides=(step, channels, 1)
+    )

@@ -16,9 +16,16 @@ import numpy as np
 _DPI = 100
 _VIEW_PX = (1500, 950)  # room for both views together
 _LEFT_PX, _RIGHT_PX, _TOP_PX, _BOTTOM_PX, _GAP_PX = 90, 30, 70, 110, 75
+_TITLE_PX = 34  # from the upper edge
 _MIN_SIDE_PX = 140
 _INK, _PAPER, _GROUND = '#20242b', '#ffffff', '#12151a'
-_PATH, _TRUTH, _START, _END = '#ff9f1c', '#f4f6f8', '#2ec46f', '#ff4d5e'
+_MARK = {'linestyle': '', 'markersize': 10, 'markeredgecolor': _PAPER, 'markeredgewidth': 1.5}
+_STYLES = {
+    'path': {'color': '#ff9f1c', 'linewidth': 2.4},
+    'ground truth': {'color': '#f4f6f8', 'linewidth': 1.6, 'linestyle': (0, (4, 2))},
+    'start': {'marker': 'o', 'color': '#2ec46f', **_MARK},
+    'end': {'marker': 's', 'color': '#ff4d5e', **_MARK},
+}
 _LARGEST_DOT = 3  # pixels around a point, where points are few
 _LEAST_SHOWN = 0.2  # a cut that would hide more than the rest of the cloud is not made
 
@@ -40,8 +47,11 @@ _SIDE = _View('side view', 0, 2, 1, -1.0, 'cut before the path')
 
 
 def render_map(
-    points: np.ndarray, path: np.ndarray, truth: np.ndarray | None = None,
-    title: str = '', unit: str = 'map units',
+    points: np.ndarray,
+    path: np.ndarray,
+    truth: np.ndarray | None = None,
+    title: str = '',
+    unit: str = 'map units',
 ) -> bytes:
     """
     Return a PNG of points (N,) POINT_DTYPE and path positions (M, 3) in the map frame.
@@ -61,9 +71,9 @@ def render_map(
         _draw_paths(axes, view, path, truth)
         _label(axes, view, low, high, unit)
     _scale_bar(top, low, high, unit)
-    _legend(figure, len(truth) > 0)
-    figure.text(_LEFT_PX / _width_px(figure), 1 - 34 / _height_px(figure), title,
-                color=_INK, fontsize=14, fontweight='bold', va='center')
+    _legend(figure, ['path', 'start', 'end'] + ['ground truth'] * (len(truth) > 0))
+    x, y = _LEFT_PX / _width_px(figure), 1 - _TITLE_PX / _height_px(figure)
+    figure.text(x, y, title, color=_INK, fontsize=14, fontweight='bold', va='center')
     buffer = io.BytesIO()
     canvas.print_png(buffer)
     return buffer.getvalue()
@@ -71,11 +81,11 @@ def render_map(
 
 def _limits(xyz: np.ndarray, paths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return corners (3,) around the paths and all but the stray points of the cloud."""
-    corners = [paths.min(axis=0), paths.max(axis=0)] if len(paths) else []
-    if len(xyz):
-        corners += list(np.percentile(xyz, (1, 99), axis=0))
-    low, high = (np.min(corners, axis=0), np.max(corners, axis=0)) if corners else (
-        np.zeros(3), np.ones(3))
+    corners = [paths] + ([np.percentile(xyz, (1, 99), axis=0)] if len(xyz) else [])
+    corners = np.concatenate(corners)
+    if not len(corners):
+        corners = np.array([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
+    low, high = corners.min(axis=0), corners.max(axis=0)
     extent = (high - low).max() or 1.0
     margin = 0.04 * extent
     thin = np.maximum(0.1 * extent - (high - low), 0) / 2  # a flat cloud still gets a view
@@ -94,18 +104,26 @@ def _place_axes(figure: Figure, size_px: np.ndarray) -> tuple:
     figure.set_size_inches(total_width / _DPI, total_height / _DPI)
     left = (_LEFT_PX + (width - size_px[0]) / 2) / total_width
     across = size_px[0] / total_width
-    side = figure.add_axes((left, _BOTTOM_PX / total_height, across, size_px[2] / total_height))
-    top = figure.add_axes((left, (_BOTTOM_PX + size_px[2] + _GAP_PX) / total_height, across,
-                           size_px[1] / total_height))
-    return top, side
+
+    def axes_at(bottom_px, height_px):
+        box = (left, bottom_px / total_height, across, height_px / total_height)
+        return figure.add_axes(box)
+
+    top = axes_at(_BOTTOM_PX + size_px[2] + _GAP_PX, size_px[1])
+    return top, axes_at(_BOTTOM_PX, size_px[2])
 
 
 def _draw_cloud(axes, view: _View, xyz, rgb, path, frame) -> None:
     low, high, px_per_unit = frame
     shown = _after_cut(view, xyz, path)
     picture = _rasterize(view, xyz[shown], rgb[shown], low, high, px_per_unit)
-    axes.imshow(picture, origin='lower', interpolation='nearest', aspect='auto',
-                extent=(low[view.right], high[view.right], low[view.up], high[view.up]))
+    axes.imshow(
+        picture,
+        origin='lower',
+        interpolation='nearest',
+        aspect='auto',
+        extent=(low[view.right], high[view.right], low[view.up], high[view.up]),
+    )
 
 
 def _after_cut(view: _View, xyz: np.ndarray, path: np.ndarray) -> np.ndarray:
@@ -150,18 +168,16 @@ def _grow(depth: np.ndarray, picture: np.ndarray, shift: int, axis: int) -> None
 
 
 def _rgb_of(colour: str) -> np.ndarray:
-    return np.array([int(colour[i:i + 2], 16) for i in (1, 3, 5)], np.uint8)
+    return np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)], np.uint8)
 
 
 def _draw_paths(axes, view: _View, path: np.ndarray, truth: np.ndarray) -> None:
-    axes.plot(truth[:, view.right], truth[:, view.up], color=_TRUTH, linewidth=1.6,
-              linestyle=(0, (4, 2)), zorder=3)
-    axes.plot(path[:, view.right], path[:, view.up], color=_GROUND, linewidth=4.5, zorder=4)
-    axes.plot(path[:, view.right], path[:, view.up], color=_PATH, linewidth=2.4, zorder=5)
-    for position, marker, colour in zip(path[[0, -1]] if len(path) else (), 'os',
-                                        (_START, _END), strict=False):
-        axes.plot(position[view.right], position[view.up], marker, color=colour, markersize=10,
-                  markeredgecolor=_PAPER, markeredgewidth=1.5, zorder=6)
+    drawn = {'ground truth': truth, 'path': path, 'start': path[:1], 'end': path[-1:]}
+    for name, positions in drawn.items():
+        right, up = positions[:, view.right], positions[:, view.up]
+        if name == 'path':
+            axes.plot(right, up, color=_GROUND, linewidth=4.5)  # sets it off from the cloud
+        axes.plot(right, up, **_STYLES[name])
 
 
 def _label(axes, view: _View, low, high, unit: str) -> None:
@@ -178,13 +194,22 @@ def _label(axes, view: _View, low, high, unit: str) -> None:
 
 
 def _scale_bar(axes, low, high, unit: str) -> None:
+    """Draw the bar above the right end of the axes, beside the title, where it hides nothing."""
     length = _round_length((high - low)[0] / 5)
-    x, y = low[0] + 0.03 * (high - low)[0], low[1] + 0.05 * (high - low)[1]
-    axes.plot([x, x + length], [y, y], color=_GROUND, linewidth=6, solid_capstyle='butt', zorder=7)
-    axes.plot([x, x + length], [y, y], color=_PAPER, linewidth=3, solid_capstyle='butt', zorder=8)
-    axes.annotate(f'{length:g} {unit}', (x + length / 2, y), (0, 6), textcoords='offset points',
-                  ha='center', color=_PAPER, fontsize=9, zorder=8,
-                  bbox={'facecolor': _GROUND, 'edgecolor': 'none', 'alpha': 0.6, 'pad': 1.5})
+    transform = axes.get_xaxis_transform()  # x in map units, y in heights of the axes
+    y = 1 + (_TOP_PX - _TITLE_PX) / axes.bbox.height
+    ends = [high[0] - length, high[0]], [y, y]
+    axes.plot(*ends, transform=transform, clip_on=False, color=_INK, linewidth=3)
+    axes.text(
+        high[0] - length,
+        y,
+        f'{length:g} {unit}  ',
+        transform=transform,
+        color=_INK,
+        fontsize=10,
+        ha='right',
+        va='center',
+    )
 
 
 def _round_length(length: float) -> float:
@@ -193,16 +218,13 @@ def _round_length(length: float) -> float:
     return power * max(step for step in (1, 2, 5) if step * power <= length * (1 + 1e-9))
 
 
-def _legend(figure: Figure, has_truth: bool) -> None:
-    handles = [Line2D([], [], color=_PATH, linewidth=2.4, label='path'),
-               Line2D([], [], color=_START, marker='o', linestyle='', label='start'),
-               Line2D([], [], color=_END, marker='s', linestyle='', label='end')]
-    if has_truth:
-        handles.append(Line2D([], [], color=_TRUTH, linewidth=1.6, linestyle=(0, (4, 2)),
-                              label='ground truth'))
-    figure.legend(handles=handles, loc='lower center', ncols=len(handles), fontsize=10,
-                  facecolor=_GROUND, labelcolor=_PAPER, edgecolor='none', framealpha=1,
-                  borderpad=0.7, bbox_to_anchor=(0.5, 0.012))
+def _legend(figure: Figure, names: list[str]) -> None:
+    figure.legend(
+        handles=[Line2D([], [], label=name, **_STYLES[name]) for name in names],
+        **{'loc': 'lower center', 'bbox_to_anchor': (0.5, 0.012), 'ncols': len(names)},
+        **{'facecolor': _GROUND, 'labelcolor': _PAPER, 'edgecolor': 'none', 'framealpha': 1},
+        **{'fontsize': 10, 'borderpad': 0.7},
+    )
 
 
 def _width_px(figure: Figure) -> float:

@@ -61,6 +61,7 @@ def open_source(path: str | os.PathLike, image_topic: str = '', fps: float = 0.0
         if fps:
             raise SourceError(f"'{path}' is a bag with stamps of its own: leave fps out")
         from lingbot_map.bags import BagSource  # rosbags is optional
+
         return BagSource(path, image_topic)
     if image_topic:
         raise SourceError(f"'{path}' is not a bag: leave the image topic '{image_topic}' out")
@@ -73,7 +74,8 @@ def is_bag(path: Path) -> bool:
     """Tell whether `path` looks like a rosbag2 folder, one of its files, or a ROS 1 bag."""
     if path.is_dir():
         return (path / 'metadata.yaml').exists() or any(
-            file.suffix in BAG_SUFFIXES for file in path.iterdir())
+            file.suffix in BAG_SUFFIXES for file in path.iterdir()
+        )
     return path.suffix in BAG_SUFFIXES
 
 
@@ -99,8 +101,9 @@ class FolderSource:
         self._period_ns = 1e9 / fps
         self._files = _image_files(path) if path.is_dir() else [path]
         if not self._files:
-            raise SourceError(f"'{path}' holds no images ({' '.join(IMAGE_SUFFIXES)}), "
-                              'no bag and no video')
+            raise SourceError(
+                f"'{path}' holds no images ({' '.join(IMAGE_SUFFIXES)}), no bag and no video"
+            )
         _check_one_size(self._files)
 
     def __len__(self) -> int:
@@ -121,6 +124,7 @@ class VideoSource:
         self._path = path
         capture = self._open()
         import cv2
+
         self._rate = capture.get(cv2.CAP_PROP_FPS)
         self._count = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
         capture.release()
@@ -145,31 +149,40 @@ class VideoSource:
         finally:
             capture.release()
         if decoded < self._count * _VIDEO_ENDS_EARLY:
-            raise SourceError(f"'{self._path}' is cut short or damaged: {decoded} of its "
-                              f'{self._count} frames can be decoded')
+            raise SourceError(
+                f"'{self._path}' is cut short or damaged: {decoded} of its "
+                f'{self._count} frames can be decoded'
+            )
 
     def _open(self):
         # our own line says what is wrong; FFmpeg and OpenCV would add theirs
         os.environ.setdefault('OPENCV_FFMPEG_LOGLEVEL', '-8')
         import cv2
+
         cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
         capture = cv2.VideoCapture(str(self._path))
         if not capture.isOpened():
-            raise SourceError(f"'{self._path}' is not a video, an image, an image folder or a bag "
-                              'that can be read')
+            raise SourceError(
+                f"'{self._path}' is not a video, an image, an image folder or a bag "
+                'that can be read'
+            )
         return capture
 
 
 def _image_files(folder: Path) -> list[Path]:
-    files = [file for file in folder.iterdir()
-             if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith('.')]
+    files = [
+        file
+        for file in folder.iterdir()
+        if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith('.')
+    ]
     return sorted(files, key=_natural_key)
 
 
 def _natural_key(file: Path) -> list[tuple[int, int | str]]:
     """Sort 2.jpg before 10.jpg; zero-padded names sort as they always do."""
-    return [(0, int(part)) if part.isdecimal() else (1, part)
-            for part in re.split(r'(\d+)', file.name)]
+    return [
+        (0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r'(\d+)', file.name)
+    ]
 
 
 def _check_one_size(files: list[Path]) -> None:
@@ -179,7 +192,8 @@ def _check_one_size(files: list[Path]) -> None:
         if size != first:
             raise SourceError(
                 f"'{file}' is {size[0]}x{size[1]} and '{files[0].name}' is {first[0]}x{first[1]}: "
-                'all images must be of one camera and one size')
+                'all images must be of one camera and one size'
+            )
 
 
 def _upright_size(file: Path) -> tuple[int, int]:

@@ -80,24 +80,39 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog='After --ros-args the usual ROS arguments, for the mapping node.')
-    parser.add_argument('source', type=Path, metavar='SOURCE',
-                        help='folder of images, video, rosbag2 or ROS 1 bag')
-    parser.add_argument('--out', type=Path, metavar='DIR', help='default: results/NAME')
-    parser.add_argument('--checkpoint', metavar='C', help='as the parameter checkpoint')
-    parser.add_argument('--model', choices=MODEL_PRESETS, help='as the parameter model')
-    parser.add_argument('--params', type=Path, metavar='FILE', help='parameter file of the node')
-    parser.add_argument('--image-topic', default='', metavar='T', help="the bag's image topic; "
-                        'default: the only one')
-    parser.add_argument('--ground-truth', default='', metavar='T', help="the bag's pose topic to "
-                        'compare with; default: the one named ground_truth, if there is one')
-    parser.add_argument('--frame-id', metavar='F', help='of the published images; default: the '
-                        "bag's, or camera_optical_frame")
-    parser.add_argument('--fps', type=float, default=0.0, metavar='N', help="rate of a folder's "
-                        'images (default 10), or frames to take per second of a video (all)')
-    parser.add_argument('--rate', type=float, default=0.0, metavar='R', help='play at R times '
-                        'real time and let the newest image win; default: lossless')
+        prog=PROGRAM,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog='Defaults in brackets. After --ros-args: ROS arguments of the mapping node.',
+    )
+    add = parser.add_argument
+    add('source', type=Path, metavar='SOURCE', help='folder of images, video, rosbag2, ROS 1 bag')
+    add('--out', type=Path, metavar='DIR', help='where to write (results/NAME)')
+    add('--checkpoint', metavar='C', help='as the parameter checkpoint')
+    add('--model', choices=MODEL_PRESETS, help='as the parameter model')
+    add('--params', type=Path, metavar='FILE', help='parameter file of the node')
+    add('--image-topic', default='', metavar='T', help='of the bag (its only image topic)')
+    add(
+        '--ground-truth',
+        default='',
+        metavar='T',
+        help='pose topic of the bag to compare with (the one named ground_truth, if there is one)',
+    )
+    add('--frame-id', metavar='F', help="of the images (the bag's, or camera_optical_frame)")
+    add(
+        '--fps',
+        type=float,
+        default=0.0,
+        metavar='N',
+        help="rate of a folder's images (10), or frames to take per second of a video (all)",
+    )
+    add(
+        '--rate',
+        type=float,
+        default=0.0,
+        metavar='R',
+        help='play at R times real time, the newest image wins (lossless, as fast as it goes)',
+    )
     return parser
 
 
@@ -143,16 +158,23 @@ def _replay(job: Job, args: argparse.Namespace) -> int:
                 interrupted = _play(player, job)
                 player.flush()
                 player.check_alone()  # discovery may have taken until now
-                points = player.read_map() if settings['map.voxel_size'] and player.heard else (
-                    np.empty(0, POINT_DTYPE))
+                points = (
+                    player.read_map()
+                    if settings['map.voxel_size'] and player.heard
+                    else (np.empty(0, POINT_DTYPE))
+                )
         finally:
             node.close(_CLOSE_S)
     return _conclude(job, player, points, settings, interrupted)
 
 
 def _overrides(args: argparse.Namespace) -> list[Parameter]:
-    values = {'autostart': False, 'queue': 'latest' if args.rate else 'lossless',
-              'checkpoint': args.checkpoint, 'model': args.model}
+    values = {
+        'autostart': False,
+        'queue': 'latest' if args.rate else 'lossless',
+        'checkpoint': args.checkpoint,
+        'model': args.model,
+    }
     return [Parameter(name, value=value) for name, value in values.items() if value is not None]
 
 
@@ -183,14 +205,16 @@ def _play(player: Player, job: Job) -> bool:
                 time.sleep(max(0.0, start_s + offset_s - time.monotonic()))
             player.send(stamp_ns, rgb)
     except KeyboardInterrupt:
-        _say_error(f'interrupted after {len(player.sent)} of {len(job.source)} images: '
-                   'finishing these')
+        _say_error(
+            f'interrupted after {len(player.sent)} of {len(job.source)} images: finishing these'
+        )
         return True
     return False
 
 
-def _conclude(job: Job, player: Player, points: np.ndarray, settings: dict,
-              interrupted: bool) -> int:
+def _conclude(
+    job: Job, player: Player, points: np.ndarray, settings: dict, interrupted: bool
+) -> int:
     """Write and print what came of it; return the exit code."""
     stamps_ns, T_map_cam = player.trajectory()
     comparison = None
@@ -202,8 +226,9 @@ def _conclude(job: Job, player: Player, points: np.ndarray, settings: dict,
     summary = results.summarize(player, job.source, comparison, settings | {'rate': job.rate})
     random = settings['checkpoint'] == 'random'
     title = f'{job.name}: {summary.frames_out} poses' + (', random weights' if random else '')
-    results.write(job.out, title, summary,
-                  results.Drawing(stamps_ns, T_map_cam, points, comparison))
+    results.write(
+        job.out, title, summary, results.Drawing(stamps_ns, T_map_cam, points, comparison)
+    )
     _say(summary.line())
     if comparison is not None:
         _say(comparison.line())

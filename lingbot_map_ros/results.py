@@ -35,15 +35,19 @@ class Comparison:
 
     def line(self) -> str:
         error = self.ate.error
-        return (f'ATE after Sim(3) alignment: rmse {error.rmse:.3f} m, median {error.median:.3f} '
-                f'm, max {error.max:.3f} m over {error.count} poses; '
-                f'{self.percent_of_path:.1f} % of the {self.path_length:.2f} m path; '
-                f'scale {self.ate.alignment.scale:.3f} m per map unit')
+        return (
+            f'ATE after Sim(3) alignment: rmse {error.rmse:.3f} m, median {error.median:.3f} '
+            f'm, max {error.max:.3f} m over {error.count} poses; '
+            f'{self.percent_of_path:.1f} % of the {self.path_length:.2f} m path; '
+            f'scale {self.ate.alignment.scale:.3f} m per map unit'
+        )
 
     def values(self) -> dict[str, float]:
         return asdict(self.ate.error) | {
-            'scale': self.ate.alignment.scale, 'path_length': self.path_length,
-            'percent_of_path': self.percent_of_path}
+            'scale': self.ate.alignment.scale,
+            'path_length': self.path_length,
+            'percent_of_path': self.percent_of_path,
+        }
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,10 @@ class Summary:
         if self.skipped:
             words.append(f'{self.skipped} skipped (their stamps do not increase)')
         if self.latency_ms:
-            words.append(f'{self.rate_hz:.1f} Hz, latency p50 {self.latency_ms["p50"]:.0f} ms, '
-                         f'p99 {self.latency_ms["p99"]:.0f} ms')
+            words.append(
+                f'{self.rate_hz:.1f} Hz, latency p50 {self.latency_ms["p50"]:.0f} ms, '
+                f'p99 {self.latency_ms["p99"]:.0f} ms'
+            )
         return ', '.join(words)
 
 
@@ -87,31 +93,47 @@ def compare(stamps_ns: list[int], T_map_cam: np.ndarray, truth: PoseTrack) -> Co
     """Return the path's error; raise MetricsError if the two cannot be compared."""
     ours, theirs = associate(stamps_ns, truth.stamps_ns, _TRUTH_TOLERANCE_NS)
     if not len(ours):
-        raise MetricsError(f'no image lies within {_TRUTH_TOLERANCE_NS // 10**6} ms of a pose, '
-                           'are they of another time base?')
+        raise MetricsError(
+            f'no image lies within {_TRUTH_TOLERANCE_NS // 10**6} ms of a pose, '
+            'are they of another time base?'
+        )
     truth_xyz = truth.T[theirs, :3, 3]
     error = ate(T_map_cam[ours, :3, 3], truth_xyz, 'sim3')
     return Comparison(error, path_length(truth_xyz), error.alignment.inverse()(truth_xyz))
 
 
-def summarize(player: Player, source: Source, comparison: Comparison | None,
-              settings: dict[str, object]) -> Summary:
+def summarize(
+    player: Player, source: Source, comparison: Comparison | None, settings: dict[str, object]
+) -> Summary:
     """Return the figures of a replay; images that a newer one replaced are lost if lossless."""
-    dropped = {key.removeprefix('dropped.'): count for key, count in player.node_counts.items()
-               if key.startswith('dropped.') and count}
+    dropped = {
+        key.removeprefix('dropped.'): count
+        for key, count in player.node_counts.items()
+        if key.startswith('dropped.') and count
+    }
     heard = [stamp for stamp in player.heard if stamp in player.sent]
     expected = len(player.sent)
     if settings['queue'] == 'latest':
         expected -= dropped.get(SUPERSEDED, 0)
     return Summary(
-        frames_sent=len(player.sent), frames_out=len(heard), lost=expected - len(heard),
-        dropped=dropped, skipped=source.skipped,
-        latency_ms=_latency_percentiles(player, heard), rate_hz=_rate(player, heard),
-        heard={'odometry': len(player.heard), 'transforms': len(player.transforms),
-               'path_poses': player.path_poses, 'clouds': player.clouds,
-               'cloud_points': player.cloud_points},
+        frames_sent=len(player.sent),
+        frames_out=len(heard),
+        lost=expected - len(heard),
+        dropped=dropped,
+        skipped=source.skipped,
+        latency_ms=_latency_percentiles(player, heard),
+        rate_hz=_rate(player, heard),
+        heard={
+            'odometry': len(player.heard),
+            'transforms': len(player.transforms),
+            'path_poses': player.path_poses,
+            'clouds': player.clouds,
+            'cloud_points': player.cloud_points,
+        },
         ate=comparison.values() if comparison is not None else None,
-        versions=_versions(), settings=settings)
+        versions=_versions(),
+        settings=settings,
+    )
 
 
 def write(out: Path, title: str, summary: Summary, drawing: Drawing) -> None:

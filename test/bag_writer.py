@@ -12,7 +12,8 @@ NOETIC = get_typestore(Stores.ROS1_NOETIC)
 
 def header(stamp_ns, frame_id='cam7_optical', store=JAZZY):
     stamp = store.types['builtin_interfaces/msg/Time'](
-        sec=stamp_ns // 10**9, nanosec=stamp_ns % 10**9)
+        sec=stamp_ns // 10**9, nanosec=stamp_ns % 10**9
+    )
     if store is NOETIC:
         return store.types['std_msgs/msg/Header'](seq=0, stamp=stamp, frame_id=frame_id)
     return store.types['std_msgs/msg/Header'](stamp=stamp, frame_id=frame_id)
@@ -23,28 +24,39 @@ def raw_image(stamp_ns, pixels, encoding='rgb8', padding=0, store=JAZZY):
     rows = pixels.reshape(len(pixels), -1)
     rows = np.pad(rows, ((0, 0), (0, padding)), constant_values=77)
     return store.types['sensor_msgs/msg/Image'](
-        header=header(stamp_ns, store=store), height=pixels.shape[0], width=pixels.shape[1],
-        encoding=encoding, is_bigendian=0, step=rows.shape[1], data=rows.ravel())
+        header=header(stamp_ns, store=store),
+        height=pixels.shape[0],
+        width=pixels.shape[1],
+        encoding=encoding,
+        is_bigendian=0,
+        step=rows.shape[1],
+        data=rows.ravel(),
+    )
 
 
 def compressed_image(stamp_ns, rgb, suffix='png'):
     ok, data = cv2.imencode(f'.{suffix}', rgb[..., ::-1])
     assert ok
     return JAZZY.types['sensor_msgs/msg/CompressedImage'](
-        header=header(stamp_ns), format=suffix, data=data.ravel())
+        header=header(stamp_ns), format=suffix, data=data.ravel()
+    )
 
 
 def odometry(stamp_ns, xyz):
     types = JAZZY.types
     pose = types['geometry_msgs/msg/Pose'](
         position=types['geometry_msgs/msg/Point'](*map(float, xyz)),
-        orientation=types['geometry_msgs/msg/Quaternion'](0.0, 0.0, np.sqrt(0.5), np.sqrt(0.5)))
+        orientation=types['geometry_msgs/msg/Quaternion'](0.0, 0.0, np.sqrt(0.5), np.sqrt(0.5)),
+    )
     zero = types['geometry_msgs/msg/Vector3'](0.0, 0.0, 0.0)
     return types['nav_msgs/msg/Odometry'](
-        header=header(stamp_ns, 'world'), child_frame_id='body',
+        header=header(stamp_ns, 'world'),
+        child_frame_id='body',
         pose=types['geometry_msgs/msg/PoseWithCovariance'](pose, np.zeros(36)),
         twist=types['geometry_msgs/msg/TwistWithCovariance'](
-            types['geometry_msgs/msg/Twist'](zero, zero), np.zeros(36)))
+            types['geometry_msgs/msg/Twist'](zero, zero), np.zeros(36)
+        ),
+    )
 
 
 def pose_stamped(stamp_ns, xyz):

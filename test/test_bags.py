@@ -25,8 +25,9 @@ def picture(seed=0, channels=3):
 
 
 def pictures(count, topic='/image'):
-    return [(topic, (5 + i) * SECOND, raw_image((5 + i) * SECOND, picture(i)))
-            for i in range(count)]
+    return [
+        (topic, (5 + i) * SECOND, raw_image((5 + i) * SECOND, picture(i))) for i in range(count)
+    ]
 
 
 def assert_reads_pictures(source, count):
@@ -52,8 +53,10 @@ def test_compressed_rosbag2(tmp_path, mode):
 
 
 def test_ros1_bag(tmp_path):
-    messages = [('/image', (5 + i) * SECOND,
-                 raw_image((5 + i) * SECOND, picture(i), store=NOETIC)) for i in range(3)]
+    messages = [
+        ('/image', (5 + i) * SECOND, raw_image((5 + i) * SECOND, picture(i), store=NOETIC))
+        for i in range(3)
+    ]
     assert_reads_pictures(open_source(write_ros1_bag(tmp_path / 'old.bag', messages)), 3)
 
 
@@ -64,9 +67,16 @@ def test_a_storage_file_without_metadata_is_read(tmp_path):
     assert_reads_pictures(open_source(bag), 3)
 
 
-@pytest.mark.parametrize(('encoding', 'channels', 'order'), [
-    ('rgb8', 3, [0, 1, 2]), ('bgr8', 3, [2, 1, 0]), ('rgba8', 4, [0, 1, 2]),
-    ('bgra8', 4, [2, 1, 0]), ('mono8', 1, [0, 0, 0])])
+@pytest.mark.parametrize(
+    ('encoding', 'channels', 'order'),
+    [
+        ('rgb8', 3, [0, 1, 2]),
+        ('bgr8', 3, [2, 1, 0]),
+        ('rgba8', 4, [0, 1, 2]),
+        ('bgra8', 4, [2, 1, 0]),
+        ('mono8', 1, [0, 0, 0]),
+    ],
+)
 @pytest.mark.parametrize('padding', [0, 5])
 def test_raw_encodings_and_padded_rows(tmp_path, encoding, channels, order, padding):
     pixels = picture(channels=channels)
@@ -76,8 +86,10 @@ def test_raw_encodings_and_padded_rows(tmp_path, encoding, channels, order, padd
 
 
 def test_png_topic_has_the_exact_pixels(tmp_path):
-    messages = [('/image/compressed', (5 + i) * SECOND,
-                 compressed_image((5 + i) * SECOND, picture(i))) for i in range(3)]
+    messages = [
+        ('/image/compressed', (5 + i) * SECOND, compressed_image((5 + i) * SECOND, picture(i)))
+        for i in range(3)
+    ]
     assert_reads_pictures(open_source(write_bag(tmp_path / 'bag', messages)), 3)
 
 
@@ -91,8 +103,10 @@ def test_jpeg_topic_has_its_channels_in_order(tmp_path):
 
 def test_stamps_that_do_not_increase_are_left_out_and_counted(tmp_path):
     stamps = [5, 6, 6, 4, 7]
-    messages = [('/image', (10 + i) * SECOND, raw_image(stamp * SECOND, picture()))
-                for i, stamp in enumerate(stamps)]
+    messages = [
+        ('/image', (10 + i) * SECOND, raw_image(stamp * SECOND, picture()))
+        for i, stamp in enumerate(stamps)
+    ]
     source = open_source(write_bag(tmp_path / 'bag', messages))
     assert [stamp // SECOND for stamp, _ in source] == [5, 6, 7]
     assert source.skipped == 2
@@ -112,8 +126,11 @@ def test_the_topic_can_be_chosen(tmp_path):
 
 def test_several_image_topics_are_listed(tmp_path):
     bag = write_bag(tmp_path / 'bag', pictures(2) + pictures(2, '/left/image'))
-    with pytest.raises(SourceError, match=r'--image-topic.*/image \(sensor_msgs/msg/Image\), '
-                                          r'/left/image'):
+    with pytest.raises(
+        SourceError,
+        match=r'--image-topic.*/image \(sensor_msgs/msg/Image\), '
+        r'/left/image',
+    ):
         open_source(bag)
 
 
@@ -125,8 +142,9 @@ def test_no_image_topic_lists_the_topics(tmp_path):
 
 @pytest.mark.parametrize('topic', ['/nope', '/odom'])
 def test_an_unknown_topic_lists_the_image_topics(tmp_path, topic):
-    bag = write_bag(tmp_path / 'bag', [
-        *pictures(2), ('/odom', SECOND, odometry(SECOND, (0, 0, 0)))])
+    bag = write_bag(
+        tmp_path / 'bag', [*pictures(2), ('/odom', SECOND, odometry(SECOND, (0, 0, 0)))]
+    )
     with pytest.raises(SourceError, match=f"no images on '{topic}'; image topics: /image"):
         open_source(bag, image_topic=topic)
 
@@ -148,15 +166,17 @@ def test_an_image_with_too_little_data_is_named(tmp_path):
 @pytest.mark.parametrize('part', [0.0, 0.3, 0.8])
 def test_a_bag_cut_short_is_one_line(tmp_path, storage, part):
     if storage == 'ros1':
-        bag = file = write_ros1_bag(tmp_path / 'a.bag', [
-            ('/image', SECOND, raw_image(SECOND, picture(), store=NOETIC))])
+        bag = file = write_ros1_bag(
+            tmp_path / 'a.bag', [('/image', SECOND, raw_image(SECOND, picture(), store=NOETIC))]
+        )
     else:
         packed = (CompressionMode.FILE, CompressionFormat.ZSTD) if storage == 'zstd' else None
-        bag = write_bag(tmp_path / 'bag', pictures(40),
-                        'mcap' if storage == 'mcap' else 'sqlite3', packed)
+        bag = write_bag(
+            tmp_path / 'bag', pictures(40), 'mcap' if storage == 'mcap' else 'sqlite3', packed
+        )
         (file,) = (f for f in bag.iterdir() if f.name != 'metadata.yaml')
     data = file.read_bytes()
-    file.write_bytes(data[:int(part * len(data))])
+    file.write_bytes(data[: int(part * len(data))])
     with pytest.raises(SourceError, match=f'{bag.name}.*damaged') as raised:
         list(open_source(bag))
     assert '\n' not in str(raised.value)
@@ -171,7 +191,7 @@ def test_random_damage_is_never_a_traceback(tmp_path):
             data = file.read_bytes()
             for _ in range(40):
                 at = int(generator.integers(0, len(data) - 8))
-                file.write_bytes(data[:at] + generator.bytes(8) + data[at + 8:])
+                file.write_bytes(data[:at] + generator.bytes(8) + data[at + 8 :])
                 try:
                     assert list(open_source(bag))
                 except SourceError as error:
@@ -193,18 +213,23 @@ def test_rosbags_missing_is_one_line(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('make', [odometry, pose_stamped])
 def test_ground_truth_is_found_by_its_name(tmp_path, make):
-    messages = pictures(2) + [('/odom', SECOND, odometry(SECOND, (9, 9, 9)))] + [
-        ('/ground_truth/pose', 0, make(stamp * SECOND, (stamp, 2, 3))) for stamp in (2, 1)]
+    messages = (
+        pictures(2)
+        + [('/odom', SECOND, odometry(SECOND, (9, 9, 9)))]
+        + [('/ground_truth/pose', 0, make(stamp * SECOND, (stamp, 2, 3))) for stamp in (2, 1)]
+    )
     track = read_ground_truth(write_bag(tmp_path / 'bag', messages))
     assert track.topic == '/ground_truth/pose'
     assert track.stamps_ns.tolist() == [SECOND, 2 * SECOND]
     np.testing.assert_allclose(
-        track.T[1], [[0, -1, 0, 2], [1, 0, 0, 2], [0, 0, 1, 3], [0, 0, 0, 1]], atol=1e-12)
+        track.T[1], [[0, -1, 0, 2], [1, 0, 0, 2], [0, 0, 1, 3], [0, 0, 0, 1]], atol=1e-12
+    )
 
 
 def test_ground_truth_by_topic_or_none(tmp_path):
-    bag = write_bag(tmp_path / 'bag', [
-        *pictures(2), ('/odom', SECOND, odometry(SECOND, (9, 9, 9)))])
+    bag = write_bag(
+        tmp_path / 'bag', [*pictures(2), ('/odom', SECOND, odometry(SECOND, (9, 9, 9)))]
+    )
     assert read_ground_truth(bag) is None
     assert read_ground_truth(bag, 'odom').T[0, 0, 3] == 9
     with pytest.raises(SourceError, match=r"no poses on '/image'; pose topics: /odom"):

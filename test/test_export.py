@@ -20,8 +20,9 @@ import pytest
 
 @pytest.fixture
 def points():
-    return np.array([(1.5, -2.0, 3.0, 0xFF8001, 1.25), (0.0, 0.5, -1e9, 0x0000FF, 7.0)],
-                    POINT_DTYPE)
+    return np.array(
+        [(1.5, -2.0, 3.0, 0xFF8001, 1.25), (0.0, 0.5, -1e9, 0x0000FF, 7.0)], POINT_DTYPE
+    )
 
 
 def turned():
@@ -37,8 +38,11 @@ def test_tum_lines(tmp_path):
     lines = (tmp_path / 'a.tum').read_text().splitlines()
     assert lines[0] == '1700000000.000000001 0 0 0 0 0 0 1'
     assert lines[1].split()[0] == '0.000000005'
-    np.testing.assert_allclose([float(v) for v in lines[1].split()[1:]],
-                               [1, 2, 3, 0, 0, np.sqrt(0.5), np.sqrt(0.5)], atol=1e-8)
+    np.testing.assert_allclose(
+        [float(v) for v in lines[1].split()[1:]],
+        [1, 2, 3, 0, 0, np.sqrt(0.5), np.sqrt(0.5)],
+        atol=1e-8,
+    )
 
 
 def test_empty_tum(tmp_path):
@@ -58,7 +62,9 @@ def test_ply_as_plyfile_reads_it(tmp_path, points):
     for name in ('x', 'y', 'z', 'confidence'):
         np.testing.assert_array_equal(vertex[name], points[name])
     assert [tuple(int(vertex[c][i]) for c in ('red', 'green', 'blue')) for i in (0, 1)] == [
-        (255, 128, 1), (0, 0, 255)]
+        (255, 128, 1),
+        (0, 0, 255),
+    ]
 
 
 def test_pcd_header_and_bytes(tmp_path, points):

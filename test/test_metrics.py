@@ -21,8 +21,9 @@ def line_of_poses(xs, yaw_step_deg=0.0):
 
 
 def test_umeyama_finds_the_similarity_that_was_applied():
-    known = Similarity(2.5, about_z(30) @ about_z(5).T[[1, 2, 0]][:, [1, 2, 0]],
-                       np.array([1.0, -2, 3]))
+    known = Similarity(
+        2.5, about_z(30) @ about_z(5).T[[1, 2, 0]][:, [1, 2, 0]], np.array([1.0, -2, 3])
+    )
     found = umeyama(CORNERS, known(CORNERS))
     assert found.scale == pytest.approx(2.5)
     np.testing.assert_allclose(found.R, known.R, atol=1e-12)
@@ -80,7 +81,8 @@ def test_rpe_of_one_percent_drift():
     assert result.translation.count == 10
     assert result.rotation_deg.max == pytest.approx(0.0, abs=1e-9)
     assert rpe(line_of_poses(1.01 * np.arange(11.0)), truth, delta=5).translation.mean == (
-        pytest.approx(0.05))
+        pytest.approx(0.05)
+    )
 
 
 def test_rpe_of_a_turning_drift():
@@ -111,14 +113,17 @@ def test_associate_with_one_or_no_partner():
     assert [a.tolist() for a in associate([5, 7], [], 1)] == [[], []]
 
 
-@pytest.mark.parametrize(('estimate', 'truth', 'words'), [
-    (np.ones((5, 3)), CORNERS, 'shapes'),
-    (np.zeros((0, 3)), np.zeros((0, 3)), 'no pair'),
-    (np.full((4, 3), np.nan), CORNERS, 'not finite'),
-    (np.ones((4, 3)), CORNERS, 'estimated path does not move'),
-    (CORNERS, np.ones((4, 3)), 'true path does not move'),
-    (np.ones((1, 3)), np.ones((1, 3)), 'does not move'),
-])
+@pytest.mark.parametrize(
+    ('estimate', 'truth', 'words'),
+    [
+        (np.ones((5, 3)), CORNERS, 'shapes'),
+        (np.zeros((0, 3)), np.zeros((0, 3)), 'no pair'),
+        (np.full((4, 3), np.nan), CORNERS, 'not finite'),
+        (np.ones((4, 3)), CORNERS, 'estimated path does not move'),
+        (CORNERS, np.ones((4, 3)), 'true path does not move'),
+        (np.ones((1, 3)), np.ones((1, 3)), 'does not move'),
+    ],
+)
 def test_paths_that_cannot_be_aligned_are_named(estimate, truth, words):
     with pytest.raises(MetricsError, match=words):
         ate(estimate, truth)

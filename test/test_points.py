@@ -15,11 +15,18 @@ def frame(depth, confidence=None, rgb=None):
     depth = torch.as_tensor(depth, dtype=torch.float32)
     size = (depth.shape[1], depth.shape[0])
     return FrameResult(
-        tag=None, index=0, is_keyframe=True, T_world_cam=np.eye(4), intrinsics=K,
-        network_intrinsics=K, depth=depth,
+        tag=None,
+        index=0,
+        is_keyframe=True,
+        T_world_cam=np.eye(4),
+        intrinsics=K,
+        network_intrinsics=K,
+        depth=depth,
         confidence=torch.full_like(depth, 1.5) if confidence is None else confidence,
         rgb=torch.zeros(*depth.shape, 3, dtype=torch.uint8) if rgb is None else rgb,
-        mapping=PixelMap(1.0, 1.0, 0, 0, size, size), timings_ms={})
+        mapping=PixelMap(1.0, 1.0, 0, 0, size, size),
+        timings_ms={},
+    )
 
 
 def random_frame(seed=0, height=6, width=8):
@@ -27,7 +34,8 @@ def random_frame(seed=0, height=6, width=8):
     return frame(
         0.5 + 3 * torch.rand(height, width, generator=generator),
         1 + torch.rand(height, width, generator=generator),
-        torch.randint(0, 256, (height, width, 3), dtype=torch.uint8, generator=generator))
+        torch.randint(0, 256, (height, width, 3), dtype=torch.uint8, generator=generator),
+    )
 
 
 def reference(result, T_map_cam, scale, stride, keep):
@@ -38,8 +46,13 @@ def reference(result, T_map_cam, scale, stride, keep):
             if keep(z, float(result.confidence[v, u])):
                 camera = z * np.array([(u - K[0, 2]) / K[0, 0], (v - K[1, 2]) / K[1, 1], 1.0])
                 r, g, b = (int(c) for c in result.rgb[v, u])
-                rows.append((*(T_map_cam[:3, :3] @ camera + T_map_cam[:3, 3]),
-                             r * 65536 + g * 256 + b, float(result.confidence[v, u])))
+                rows.append(
+                    (
+                        *(T_map_cam[:3, :3] @ camera + T_map_cam[:3, 3]),
+                        r * 65536 + g * 256 + b,
+                        float(result.confidence[v, u]),
+                    )
+                )
     return np.array(rows, POINT_DTYPE)
 
 
@@ -110,9 +123,15 @@ def test_the_frame_is_not_changed():
     np.testing.assert_array_equal(result.network_intrinsics, before[2])
 
 
-@pytest.mark.parametrize(('name', 'value'), [
-    ('min_confidence', -1.0), ('min_confidence', float('nan')), ('max_depth', -0.1),
-    ('stride', 0)])
+@pytest.mark.parametrize(
+    ('name', 'value'),
+    [
+        ('min_confidence', -1.0),
+        ('min_confidence', float('nan')),
+        ('max_depth', -0.1),
+        ('stride', 0),
+    ],
+)
 def test_a_wrong_setting_is_named(name, value):
     with pytest.raises(ValueError, match=f'{name} is {value}'):
         PointFilter(**{name: value})

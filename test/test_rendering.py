@@ -70,7 +70,8 @@ def test_ground_truth_is_drawn_and_makes_room_for_itself():
     far = WALK + [0, 3, 0]
     without, with_truth = drawn(sheet(FLOOR, -1.0), WALK), drawn(sheet(FLOOR, -1.0), WALK, far)
     assert len(where(with_truth, (0xF4, 0xF6, 0xF8))[0]) > (
-        len(where(without, (0xF4, 0xF6, 0xF8))[0]) + 100)
+        len(where(without, (0xF4, 0xF6, 0xF8))[0]) + 100
+    )
 
 
 def test_stray_points_do_not_shrink_the_map():

@@ -28,32 +28,38 @@ TURN_XYZW = (-0.5, 0.5, -0.5, 0.5)  # of a level camera's optical frame in the m
 @pytest.fixture
 def fake_engine(monkeypatch):
     """Return a function that makes the next replay use a FakeEngine with the given options."""
+
     def use(**options):
         make = functools.partial(FakeEngine, **options)
         monkeypatch.setattr(replay, 'LingbotMapNode', functools.partial(LingbotMapNode, make))
+
     return use
 
 
 @pytest.fixture
 def folder(tmp_path):
     """Return a function that writes pictures and returns their folder."""
+
     def write(count, size=(56, 42)):
         (tmp_path / 'walk').mkdir()
         for i in range(count):
             noise = np.random.default_rng(i).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
             Image.fromarray(noise).save(tmp_path / 'walk' / f'{i:03}.png')
         return tmp_path / 'walk'
+
     return write
 
 
 @pytest.fixture
 def params(tmp_path):
     """Return a function that writes a parameter file; the scale batch is small by default."""
+
     def write(**values):
         path = tmp_path / 'params.yaml'
         values = {'num_scale_frames': 2} | values
         path.write_text(yaml.safe_dump({'lingbot_map': {'ros__parameters': values}}))
         return str(path)
+
     return write
 
 
@@ -64,7 +70,11 @@ def run(source, tmp_path, *options):
     if not out.exists():
         return code, None, None
     assert sorted(f.name for f in out.iterdir()) == [
-        'map.ply', 'map.png', 'summary.json', 'trajectory.tum']
+        'map.ply',
+        'map.png',
+        'summary.json',
+        'trajectory.tum',
+    ]
     rows = np.loadtxt(out / 'trajectory.tum', ndmin=2).reshape(-1, 8)
     return code, json.loads((out / 'summary.json').read_text()), rows
 
@@ -108,7 +118,8 @@ def test_the_map_holds_what_the_depth_says(folder, params, tmp_path, fake_engine
 
 
 def test_lossless_never_has_more_than_one_image_waiting(
-        folder, params, tmp_path, fake_engine, monkeypatch):
+    folder, params, tmp_path, fake_engine, monkeypatch
+):
     sent, sent_at_push = [], {}
     send = Player.send
     monkeypatch.setattr(Player, 'send', lambda *a: (sent.append(1), send(*a)))
@@ -123,8 +134,7 @@ def test_lossless_never_has_more_than_one_image_waiting(
     assert all(count <= n + replay.IN_FLIGHT for n, count in sent_at_push.items())
 
 
-def test_real_time_lets_the_newest_win_and_accounts_for_all(
-        folder, params, tmp_path, fake_engine):
+def test_real_time_lets_the_newest_win_and_accounts_for_all(folder, params, tmp_path, fake_engine):
     fake_engine(before_push=lambda n: time.sleep(0.05))
     code, summary, poses = run(folder(30), tmp_path, '--params', params(), '--rate', '10')
     superseded = summary['dropped']['superseded']
@@ -173,7 +183,8 @@ def truth_bag(path, truth_offset_ns=0):
 def test_a_bag_is_compared_with_its_ground_truth(params, tmp_path, fake_engine, capsys):
     fake_engine(pose=curved)
     code, summary, poses = run(
-        truth_bag(tmp_path / 'bag', truth_offset_ns=10**6), tmp_path, '--params', params())
+        truth_bag(tmp_path / 'bag', truth_offset_ns=10**6), tmp_path, '--params', params()
+    )
     assert code == 0
     assert poses[:, 0].tolist() == list(range(50, 59))
     np.testing.assert_allclose(poses[:, 1:4], [curved_in_map(i) for i in range(9)], atol=1e-6)
@@ -199,8 +210,20 @@ def test_ground_truth_of_another_time_is_said(params, tmp_path, fake_engine, cap
 def test_ros_arguments_and_frame_id_reach_the_node(folder, params, tmp_path, fake_engine):
     fake_engine()
     code, summary, _ = run(
-        folder(3), tmp_path, '--params', params(), '--frame-id', 'cam7',
-        '--ros-args', '-r', 'image:=/front/image', '-r', '__ns:=/robot', '-p', 'map_frame:=site')
+        folder(3),
+        tmp_path,
+        '--params',
+        params(),
+        '--frame-id',
+        'cam7',
+        '--ros-args',
+        '-r',
+        'image:=/front/image',
+        '-r',
+        '__ns:=/robot',
+        '-p',
+        'map_frame:=site',
+    )
     assert code == 0 and summary['settings']['map_frame'] == 'site'
     assert summary['frames_out'] == summary['heard']['transforms'] == 3
 
@@ -244,7 +267,8 @@ def bad_inputs(tmp_path, folder):
     (tmp_path / 'taken').write_text('a file')
     (tmp_path / 'bad.yaml').write_text('{ not: [yaml')
     (tmp_path / 'off.yaml').write_text(
-        yaml.safe_dump({'/**': {'ros__parameters': {'points.stride': 0}}}))
+        yaml.safe_dump({'/**': {'ros__parameters': {'points.stride': 0}}})
+    )
     (tmp_path / 'empty').mkdir()
     (tmp_path / 'cut').mkdir()
     (tmp_path / 'cut' / 'a.png').write_bytes((tmp_path / 'walk' / '000.png').read_bytes()[:900])
@@ -264,9 +288,22 @@ def bad_inputs(tmp_path, folder):
     }
 
 
-@pytest.mark.parametrize('name', [
-    'missing', 'empty', 'damaged', 'rate', 'params file', 'params text', 'params value', 'out',
-    'checkpoint', 'topic', 'truth'])
+@pytest.mark.parametrize(
+    'name',
+    [
+        'missing',
+        'empty',
+        'damaged',
+        'rate',
+        'params file',
+        'params text',
+        'params value',
+        'out',
+        'checkpoint',
+        'topic',
+        'truth',
+    ],
+)
 def test_bad_input_is_one_line_and_2(name, folder, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments, words = bad_inputs(tmp_path, folder)[name]
@@ -275,8 +312,11 @@ def test_bad_input_is_one_line_and_2(name, folder, tmp_path, capfd, monkeypatch)
     assert sorted(tmp_path.iterdir()) == before  # no results/
     captured = capfd.readouterr()
     not_ours = ('[INFO]', '[WARN]', '[rcl]', 'replay:  ')  # the last one is the progress bar
-    lines = [line for line in captured.err.replace('\r', '\n').splitlines()
-             if line and not any(word in line for word in not_ours)]
+    lines = [
+        line
+        for line in captured.err.replace('\r', '\n').splitlines()
+        if line and not any(word in line for word in not_ours)
+    ]
     assert captured.out == '' and len(lines) == 1, lines
     assert 'Traceback' not in captured.err
     assert re.search(words, lines[0])
@@ -285,6 +325,9 @@ def test_bad_input_is_one_line_and_2(name, folder, tmp_path, capfd, monkeypatch)
 def test_the_program_ends_with_its_code_and_no_traceback(tmp_path):
     done = subprocess.run(
         [sys.executable, '-m', 'lingbot_map_ros.replay', str(tmp_path / 'nowhere')],
-        capture_output=True, text=True, timeout=120)
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 2 and done.stdout == ''
     assert done.stderr == f"lingbot_map_replay: '{tmp_path / 'nowhere'}' does not exist\n"

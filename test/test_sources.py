@@ -20,7 +20,8 @@ def write_pictures(folder, names):
 def write_video(path, frames=30, rate=30.0):
     # OpenCV's own encoder: FFmpeg would fix its log level before the code under test can
     writer = cv2.VideoWriter(
-        str(path), cv2.CAP_OPENCV_MJPEG, cv2.VideoWriter_fourcc(*'MJPG'), rate, (64, 48))
+        str(path), cv2.CAP_OPENCV_MJPEG, cv2.VideoWriter_fourcc(*'MJPG'), rate, (64, 48)
+    )
     assert writer.isOpened()
     for i in range(frames):
         writer.write(np.full((48, 64, 3), (8 * i, 100, 50), np.uint8))  # blue grows
@@ -42,7 +43,10 @@ def test_folder_yields_exact_pixels_in_natural_order(tmp_path):
 def test_fps_sets_the_stamps_of_a_folder(tmp_path):
     write_pictures(tmp_path, ['0.png', '1.png', '2.png'])
     assert [stamp for stamp, _ in open_source(tmp_path, fps=30)] == [
-        33_333_333, 66_666_667, 100_000_000]
+        33_333_333,
+        66_666_667,
+        100_000_000,
+    ]
 
 
 def test_a_source_can_be_read_twice(tmp_path):
@@ -106,13 +110,13 @@ def bad_inputs(tmp_path):
     (tmp_path / 'text' / 'a.jpg').write_text('not a picture')
     write_pictures(tmp_path / 'cut', ['0.png', '1.png'])
     data = (tmp_path / 'cut' / '1.png').read_bytes()
-    (tmp_path / 'cut' / '1.png').write_bytes(data[:len(data) // 2])
+    (tmp_path / 'cut' / '1.png').write_bytes(data[: len(data) // 2])
     write_pictures(tmp_path / 'sizes', ['0.png'])
     Image.fromarray(picture(height=7)).save(tmp_path / 'sizes' / '1.png')
     (tmp_path / 'a.txt').write_text('not a video')
     write_video(tmp_path / 'whole.avi')
     data = (tmp_path / 'whole.avi').read_bytes()
-    (tmp_path / 'cut.avi').write_bytes(data[:len(data) // 2])
+    (tmp_path / 'cut.avi').write_bytes(data[: len(data) // 2])
     return {
         'missing': (tmp_path / 'nowhere', 'nowhere.*does not exist'),
         'empty': (tmp_path / 'empty', 'empty.*no images'),
@@ -124,8 +128,9 @@ def bad_inputs(tmp_path):
     }
 
 
-@pytest.mark.parametrize('name', [
-    'missing', 'empty', 'text', 'cut', 'sizes', 'no video', 'cut video'])
+@pytest.mark.parametrize(
+    'name', ['missing', 'empty', 'text', 'cut', 'sizes', 'no video', 'cut video']
+)
 def test_bad_input_is_one_line_with_its_name(bad_inputs, name, capfd):
     path, words = bad_inputs[name]
     with pytest.raises(SourceError, match=words) as raised:
