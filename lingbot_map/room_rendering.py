@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 import functools
+import itertools
+import math
 
 from lingbot_map import room_shading
 from lingbot_map.counter_random import hash32
@@ -46,16 +48,17 @@ def render_rooms(rooms: Rooms, config: RoomConfig) -> Clip:
     num_rooms, num_frames = rooms.T_world_cam.shape[:2]
     frames = _frame_tables(rooms)
     tables = _surface_tables(rooms)
-    size = max(1, _PIXELS_AT_ONCE.get(rooms.seeds.device.type, 1 << 15)
-               // (config.width * config.height))
     shape = (num_rooms * num_frames, config.height, config.width)
     depth = torch.empty(shape, device=rooms.seeds.device)
     rgb = torch.empty(
         shape[0], 3, *shape[1:], dtype=torch.uint8, device=rooms.seeds.device)
-    for start in range(0, shape[0], size):
-        part = slice(start, start + size)
+    limit = _PIXELS_AT_ONCE[rooms.seeds.device.type]
+    num_parts = min(math.ceil(math.prod(shape) / limit), shape[0])
+    for start, end in itertools.pairwise(
+            round(shape[0] * i / num_parts) for i in range(num_parts + 1)):
+        part = slice(start, end)
         depth[part], rgb[part] = _render(
-            {name: table[part] for name, table in frames.items()}, tables, config)
+            {name: _own(table[part]) for name, table in frames.items()}, tables, config)
     return Clip(
         rgb.unflatten(0, (num_rooms, num_frames)),
         depth.unflatten(0, (num_rooms, num_frames)),
@@ -71,10 +74,11 @@ def _render(frames, tables, config):
     v = torch.arange(config.height, device=device, dtype=torch.float32)[:, None]
     camera, cuboids = frames['camera'], frames['cuboids']
     number = frames['first_surface']
-    depth, surface = step(room_shading.cast_room)(camera, u, v, cuboids[:, 0], number)
+    depth, surface = step(room_shading.cast_room)(
+        camera, u, v, _own(cuboids[:, 0]), number)
     for box in range(1, cuboids.shape[1]):
         depth, surface = step(room_shading.cast_box)(
-            depth, surface, camera, u, v, cuboids[:, box].clone(), number + 6 * box)
+            depth, surface, camera, u, v, _own(cuboids[:, box]), number + 6 * box)
 
     keys, material = tables['keys'], tables['material']
     s, t, footprint, shade = step(room_shading.locate)(
@@ -89,8 +93,13 @@ def _render(frames, tables, config):
         rgb = step(room_shading.paint_pictures)(rgb, *where, keys, material, cell, salt + 211)
     rgb = step(room_shading.paint_openings)(rgb, *where, material, shade)
     rgb = step(room_shading.develop)(
-        rgb, u, v, frames['look'], frames['gains'].movedim(1, 0), frames['noise_key'])
+        rgb, u, v, frames['look'], _own(frames['gains'].movedim(1, 0)), frames['noise_key'])
     return depth, rgb
+
+
+def _own(table):
+    # a view would be compiled for once more: for its offset, its strides and its base
+    return table.clone(memory_format=torch.contiguous_format)
 
 
 def _frame_tables(rooms):
@@ -133,7 +142,7 @@ def _surface_tables(rooms):
     return {
         'geometry': rooms.geometry.float().flatten(0, 1).T.contiguous(),
         'material': rooms.material.float().flatten(0, 1).T.contiguous(),
-        'keys': rooms.keys.flatten().contiguous(),
+        'keys': _own(rooms.keys.flatten()),
     }
 
 
