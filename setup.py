@@ -27,11 +27,11 @@ setup(
     extras_require={
         'torch': ['torch>=2.11', 'numpy', 'pillow', 'safetensors'],
         'replay': ['matplotlib', 'opencv-python-headless<5', 'tqdm'],
-        'bags': ['rosbags', 'rosbags-image'],
+        'bags': ['rosbags'],
         'hub': ['huggingface_hub'],
         'eval': ['evo'],
         # colcon runs pytest only when it finds it here.
-        'test': ['pytest<9', 'plyfile'],
+        'test': ['pytest<9', 'plyfile', 'PyYAML'],
     },
     zip_safe=False,
     entry_points={
