@@ -7,7 +7,8 @@ import signal
 import sys
 import threading
 
-_GRACE_S = 5.0  # for the image that is being processed; loading cannot be interrupted
+_CALLBACKS_S = 1.0  # for callbacks to end: they look at `leaving` often
+_WORKER_S = 4.0  # for the image that is being processed; loading cannot be interrupted
 _POLL_S = 0.1
 
 
@@ -54,8 +55,8 @@ def _spin(node, stop: threading.Event) -> int:
         if not spinner.is_alive():
             node.leave(1)
     node.leave(0)
-    idle = executor.shutdown(timeout_sec=_GRACE_S)
-    if not (node.close(_GRACE_S) and idle):
+    idle = executor.shutdown(timeout_sec=_CALLBACKS_S)
+    if not (node.close(_WORKER_S) and idle):
         # A thread is inside a call that cannot be interrupted: nothing of ours is left to write.
         sys.stderr.flush()
         os._exit(node.exit_code)

@@ -26,7 +26,6 @@ from tf2_ros import TransformBroadcaster
 # A scale batch comes out at once: its poses must fit, also for a reader that is slow for a moment.
 _POSE_DEPTH = 100
 _CLOUD_DEPTH = 5
-_LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 
 
 @dataclass(frozen=True)
@@ -70,12 +69,15 @@ class Outputs:
         self._odometry_pub = self._publisher(Odometry, '~/odometry', _POSE_DEPTH)
         self._pose_pub = self._publisher(PoseStamped, '~/pose', _POSE_DEPTH)
         self._processed_pub = self._publisher(Header, '~/processed', _POSE_DEPTH)
-        self._path_pub = self._publisher(Path, '~/path', _LATCHED)
-        self._points_pub = self._publisher(PointCloud2, '~/points', _CLOUD_DEPTH)
-        self._map_pub = self._publisher(PointCloud2, '~/map', _LATCHED)
-        self._depth_pub = self._publisher(Image, '~/depth', _CLOUD_DEPTH)
-        self._confidence_pub = self._publisher(Image, '~/confidence', _CLOUD_DEPTH)
-        self._depth_info_pub = self._publisher(CameraInfo, '~/depth/camera_info', _CLOUD_DEPTH)
+        self._path_pub = self._publisher(Path, '~/path', _latched())
+        self._map_pub = self._publisher(PointCloud2, '~/map', _latched())
+        depth = _CLOUD_DEPTH
+        if self.params.queue == 'lossless':  # also the clouds of a whole scale batch arrive
+            depth = max(depth, 2 * self.params.num_scale_frames)
+        self._points_pub = self._publisher(PointCloud2, '~/points', depth)
+        self._depth_pub = self._publisher(Image, '~/depth', depth)
+        self._confidence_pub = self._publisher(Image, '~/confidence', depth)
+        self._depth_info_pub = self._publisher(CameraInfo, '~/depth/camera_info', depth)
 
     def _publisher(self, message_type, topic: str, qos: QoSProfile | int):
         publisher = self._node.create_publisher(
@@ -224,3 +226,8 @@ class Outputs:
         if len(points):
             header.stamp = self._map_stamp
         self._send(self._map_pub, epoch, conversions.cloud(header, points))
+
+
+def _latched() -> QoSProfile:
+    """Return a profile of its own for each publisher: overrides are written into it."""
+    return QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)

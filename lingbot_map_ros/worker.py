@@ -150,6 +150,7 @@ class Worker:
         self._epoch, self._stale, self._size = epoch, True, None
         self._map_frame = MapFrame(self._outputs.params.scale)
         self.initialized, self.frames, self.keyframes = False, 0, 0
+        self.trouble = ''
 
     def _process(self, frame: Frame) -> None:
         self._busy_since_s = time.monotonic()
@@ -182,6 +183,7 @@ class Worker:
                 f'{error}; call ~/reset, or raise max_keyframes or keyframe_interval',
             )
             return
+        self.trouble = ''
         self._deliver(results)
 
     def _refresh_engine(self) -> None:
@@ -239,7 +241,7 @@ class Worker:
             return
         self._held.remove(frame)
         self._ledger.count_out(frame)
-        self.initialized, self.trouble = True, ''
+        self.initialized = True
         self.forward_ms = result.timings_ms['forward']
         self._hand_over(frame, result, pose)
 
@@ -282,10 +284,11 @@ class Worker:
             self._loaded.set_exception(error)
             return
         self.errors += 1
-        self.trouble = describe(error)
-        self._logger.error(f'{self.trouble}: starting a new map')
+        reason = describe(error)
+        self._logger.error(f'{reason}: starting a new map')
         self._drop_held(WORKER_ERROR)
         self._begin(self._outputs.start_new_map())
+        self.trouble = reason
         if self._flushes:
             self._flushes.popleft().set_exception(error)
 

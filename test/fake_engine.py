@@ -104,6 +104,21 @@ class FakeEngine:
         )
 
 
+class Gate:
+    """Holds the engine at a given image until it is opened."""
+
+    def __init__(self, at: int):
+        self.reached, self._open, self._at = threading.Event(), threading.Event(), at
+
+    def __call__(self, n):
+        if n == self._at:
+            self.reached.set()
+            assert self._open.wait(30)
+
+    def open(self):
+        self._open.set()
+
+
 def straight(index: int) -> np.ndarray:
     """Return the camera-to-world pose after `index` steps forward, from a world turned at will."""
     T = turned()

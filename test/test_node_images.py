@@ -1,8 +1,6 @@
 """What becomes of images that come too fast, out of order, or broken: all are accounted for."""
 
-import threading
-
-from fake_engine import straight
+from fake_engine import Gate, straight
 from node_rig import image, running
 import numpy as np
 import pytest
@@ -16,21 +14,6 @@ def ros():
     rclpy.init()
     yield
     rclpy.shutdown()
-
-
-class Gate:
-    """Holds the engine at a given image until it is opened."""
-
-    def __init__(self, at: int):
-        self.reached, self._open, self._at = threading.Event(), threading.Event(), at
-
-    def __call__(self, n):
-        if n == self._at:
-            self.reached.set()
-            assert self._open.wait(30)
-
-    def open(self):
-        self._open.set()
 
 
 def test_the_newest_image_wins_while_the_engine_is_busy():

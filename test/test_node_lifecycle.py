@@ -3,13 +3,14 @@
 import threading
 
 from diagnostic_msgs.msg import DiagnosticStatus
+from fake_engine import Gate
 from lifecycle_msgs.msg import State, Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from lingbot_map.checkpoint import CheckpointError
 from node_rig import running, WAIT_S
 import pytest
 import rclpy
-from test_node_images import Gate
+from rclpy.qos import ReliabilityPolicy
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -221,6 +222,32 @@ def test_the_watchdog_asks_to_leave_with_exit_code_1(capfd):
         wait_status(rig, 'ERROR')
         gate.open()
     assert 'watchdog_timeout' in capfd.readouterr().err
+
+
+def test_a_worker_error_is_shown_until_an_image_gets_through():
+    broken = threading.Event()
+
+    def fail(n):
+        if broken.is_set():
+            raise RuntimeError('the device is unhappy')
+
+    with running(num_scale_frames=2, engine={'before_push': fail}) as rig:
+        broken.set()
+        rig.send(1.0, 2.0)
+        rig.wait_counts(2, 0, worker_error=2)
+        values = wait_status(rig, 'ERROR')
+        assert 'the device is unhappy' in values['trouble']
+        assert newest_status(rig).level == DiagnosticStatus.ERROR
+        broken.clear()
+        rig.send(3.0)
+        rig.wait(lambda: rig.state() == 'INITIALIZING 1/2')
+
+
+def test_the_quality_of_service_of_images_can_be_overridden():
+    name = 'qos_overrides./image.subscription.reliability'
+    with running(queue='latest', **{name: 'reliable'}) as rig:
+        (info,) = rig.probe.get_subscriptions_info_by_topic('/image')
+        assert info.qos_profile.reliability == ReliabilityPolicy.RELIABLE
 
 
 def test_an_idle_node_is_no_concern_of_the_watchdog():

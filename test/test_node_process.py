@@ -6,7 +6,10 @@ import subprocess
 import sys
 import time
 
+from node_rig import image
 import pytest
+import rclpy
+from sensor_msgs.msg import Image
 
 WAIT_S = 60.0
 _READY = 'waiting for images'
@@ -43,6 +46,45 @@ def test_a_signal_ends_a_running_node_with_0(numbers):
     for number in numbers:
         process.send_signal(number)
     assert end(process)[0] == 0
+
+
+_STUCK = """
+import sys, threading
+sys.path.insert(0, sys.argv[1])
+from fake_engine import FakeEngine
+from lingbot_map_ros import main, node
+import rclpy
+rclpy.init(args=sys.argv)
+block = lambda n: threading.Event().wait()
+stuck = node.LingbotMapNode(lambda params: FakeEngine(params, before_push=block))
+sys.exit(main._spin(stuck, threading.Event()))
+"""
+
+
+def test_a_stuck_engine_ends_the_process_with_1():
+    arguments = [str(Path(__file__).parent), '--ros-args', '-p', 'watchdog_timeout:=0.5']
+    process = subprocess.Popen(
+        [sys.executable, '-c', _STUCK, *arguments],
+        stderr=subprocess.STDOUT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    wait_for_line(process, _READY)
+    rclpy.init()
+    camera = rclpy.create_node('camera')
+    publisher = camera.create_publisher(Image, '/image', 1)
+    try:
+        stamp_s = 1.0
+        while process.poll() is None:  # until it is discovered
+            publisher.publish(image(stamp_s))
+            stamp_s += 1.0
+            time.sleep(0.1)
+    finally:
+        camera.destroy_node()
+        rclpy.shutdown()
+    returncode, output = end(process)
+    assert returncode == 1
+    assert 'watchdog_timeout' in output
 
 
 def test_signals_while_the_node_starts_end_it_with_0():

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
+from fake_engine import Gate
 from node_rig import running
 import numpy as np
 from plyfile import PlyData
 import pytest
 import rclpy
 from std_srvs.srv import SetBool
-from test_node_images import Gate
 
 
 @pytest.fixture(scope='module', autouse=True)
