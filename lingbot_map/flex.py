@@ -4,34 +4,66 @@ from lingbot_map.models.gct_stream import GCTStream
 from lingbot_map.sequence import Visibility
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-MAX_FRAMES = 128
+BLOCK = 128  # tokens of a frame are padded to this, so that a block is a frame
+MAX_FRAMES = 64
 
 
 class FlexAttention:
-    """Keep the visibility tables at one address, so that one compilation serves every mask."""
+    """
+    Attend under a frame-level mask.
+
+    The visibility tables keep their address, so that one compilation serves every mask.
+    """
 
     def __init__(self, model: GCTStream, device: torch.device):
-        self.model = model
-        self.patches = torch.zeros(MAX_FRAMES, MAX_FRAMES, dtype=torch.bool, device=device)
-        self.specials = torch.zeros_like(self.patches)
-        self._attend = torch.compile(flex_attention)
-        self._mask = torch.compile(create_block_mask)
+        self._model = model
+        self._patches = torch.zeros(MAX_FRAMES, MAX_FRAMES, dtype=torch.bool, device=device)
+        self._specials = torch.zeros_like(self._patches)
+        self._attend = torch.compile(flex_attention, dynamic=False)
+        self._sees = None
 
     def bind(self, images: Tensor, seen: Visibility):
-        """Return `attend_tokens(q, k, v)` for clips (B, S, 3, H, W) under `seen`."""
-        frames, specials = images.shape[1], self.model.aggregator.patch_start_idx
-        tokens = specials + images[0, 0, 0].numel() // self.model.patch_size ** 2
-        self.patches[:frames, :frames] = seen.patches
-        self.specials[:frames, :frames] = seen.specials
-        patch_table, special_table = self.patches, self.specials
+        """
+        Return `attend_tokens(q, k, v)` for clips (B, S, 3, H, W) under `seen`.
+
+        :raises ValueError: more tokens per frame than a block has.
+        """
+        frames = images.shape[1]
+        tokens = self._model.aggregator.patch_start_idx + (
+            images[0, 0, 0].numel() // self._model.patch_size ** 2)
+        if tokens > BLOCK or frames > MAX_FRAMES:
+            raise ValueError(f'{frames} frames of {tokens} tokens: at most {MAX_FRAMES} frames of '
+                             f'{BLOCK} tokens can be trained')
+        self._patches[:frames, :frames] = seen.patches
+        self._specials[:frames, :frames] = seen.specials
+        if self._sees is None:
+            self._sees = self._mask(tokens)
+        # A frame's patches are seen only together with its special tokens.
+        visible = seen.specials.to(torch.int8)
+        order = visible.argsort(dim=-1, descending=True, stable=True).int()
+        mask = BlockMask.from_kv_blocks(
+            visible.sum(-1, dtype=torch.int32)[None, None], order[None, None], BLOCK_SIZE=BLOCK,
+            mask_mod=self._sees, seq_lengths=(frames * BLOCK, frames * BLOCK))
+
+        def attend_tokens(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (F.pad(x.unflatten(2, (frames, tokens)), (0, 0, 0, BLOCK - tokens))
+                       .flatten(2, 3) for x in (q, k, v))
+            out = self._attend(q, k, v, block_mask=mask)
+            return out.unflatten(2, (frames, BLOCK))[:, :, :, :tokens].flatten(2, 3)
+
+        return attend_tokens
+
+    def _mask(self, tokens: int):
+        patches, specials = self._patches, self._specials
+        num_specials = self._model.aggregator.patch_start_idx
 
         def sees(_batch, _head, query, key):
-            query_frame, key_frame = query // tokens, key // tokens
-            return torch.where(key % tokens < specials, special_table[query_frame, key_frame],
-                               patch_table[query_frame, key_frame])
+            query_frame, key_frame, token = query // BLOCK, key // BLOCK, key % BLOCK
+            visible = torch.where(token < num_specials, specials[query_frame, key_frame],
+                                  patches[query_frame, key_frame])
+            return visible & (token < tokens)
 
-        length = frames * tokens
-        mask = self._mask(sees, None, None, length, length, device=images.device)
-        return lambda q, k, v: self._attend(q, k, v, block_mask=mask)
+        return sees

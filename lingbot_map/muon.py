@@ -6,7 +6,7 @@ from torch import nn, Tensor
 # Coefficients of the quintic Newton-Schulz iteration that drives singular values towards 1.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 MOMENTUM = 0.95
-ADAM_SHARE = 0.1  # Adam's rate relative to Muon's
+ADAM_SHARE = 0.075  # Adam's rate relative to Muon's
 
 
 class Muon(torch.optim.Optimizer):

@@ -38,7 +38,7 @@ WARM_UP_STEPS = 200
 ANNEAL_FROM = 0.45  # share of the time at which the learning rate starts to fall
 EMA_DECAY = 0.999
 CLIP_NORM = 1.0
-DEPTH_FRAMES = 8  # frames of a clip whose depth is trained in one step
+DEPTH_SHARE = 8  # one frame of so many has its depth trained in a step
 SAVE_EVERY_S = 60
 VALIDATE_EVERY_S = 180
 VALIDATION_ROOMS = 8
@@ -51,14 +51,14 @@ class Stage:
     until: float  # share of the time
     frames: int
     mean_step: tuple[float, float]  # [m]
-    frames_per_batch: int = 960
+    frames_per_batch: int = 504  # per GPU
 
     @property
     def clips(self) -> int:
         return self.frames_per_batch // self.frames
 
 
-STAGES = (Stage(0.45, 24, (0.06, 0.2)), Stage(1.0, 64, (0.05, 0.11)))
+STAGES = (Stage(0.45, 24, (0.06, 0.2)), Stage(1.0, 63, (0.05, 0.11)))
 
 
 class Trainer:
@@ -67,6 +67,7 @@ class Trainer:
     def __init__(self, model: GCTStream, device: torch.device):
         self.model, self.device = model.to(device), device
         self.model.requires_grad_(True)
+        self.model.depth_head.frames_per_chunk = 512  # throughput counts here, not memory
         self.model.aggregator.patch_embed.mask_token.requires_grad_(False)  # never used
         self.rank = distributed.get_rank() if distributed.is_initialized() else 0
         self.world = distributed.get_world_size() if distributed.is_initialized() else 1
@@ -99,7 +100,7 @@ class Trainer:
         seen = Visibility(*(x.to(self.device) for x in (seen.patches, seen.specials, seen.index)))
         attend = self.attention(images, seen)
         model, frames = self.model, images.shape[1]
-        chosen = torch.randperm(frames)[:DEPTH_FRAMES].sort().values.to(self.device)
+        chosen = torch.randperm(frames)[:frames // DEPTH_SHARE + 1].sort().values.to(self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == 'cuda'):
             selected = model.aggregator(
                 images, seen.index, scale_frames, lambda _layer, q, k, v: attend(q, k, v))
@@ -279,10 +280,10 @@ def _attention_factory(model: GCTStream, device: torch.device):
         return partial(dense_attention, model)
     from lingbot_map.flex import FlexAttention
     for block in (*model.aggregator.patch_embed.blocks, *model.aggregator.frame_blocks):
-        block.forward = torch.compile(block.forward)
+        block.forward = torch.compile(block.forward, dynamic=False)
     for block in model.aggregator.global_blocks:
-        block.attn_pre = torch.compile(block.attn_pre)
-        block.ffn_residual = torch.compile(block.ffn_residual)
+        block.attn_pre = torch.compile(block.attn_pre, dynamic=False)
+        block.ffn_residual = torch.compile(block.ffn_residual, dynamic=False)
     return FlexAttention(model, device).bind
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn, Tensor
 from torch.nn import functional as F
 
-FRAMES_PER_CHUNK = 8  # bounds memory of a large scale batch, no effect on values
+FRAMES_PER_CHUNK = 8
 
 
 class ResidualConvUnit(nn.Module):
@@ -45,6 +45,8 @@ class DPTHead(nn.Module):
         super().__init__()
         a, b, c, d = out_channels
         self.patch_size = patch_size
+        # Bounds the memory that a large batch takes, without effect on values.
+        self.frames_per_chunk = FRAMES_PER_CHUNK
         self.norm = LayerNorm(dim, eps=1e-5)
         self.projects = nn.ModuleList(nn.Conv2d(dim, width, 1) for width in out_channels)
         self.resize_layers = nn.ModuleList((
@@ -68,8 +70,8 @@ class DPTHead(nn.Module):
         batch, frames = layers[0].shape[:2]
         layers = [layer.flatten(0, 1) for layer in layers]
         chunks = [
-            self.decode([layer[i:i + FRAMES_PER_CHUNK] for layer in layers], height, width)
-            for i in range(0, batch * frames, FRAMES_PER_CHUNK)]
+            self.decode([layer[i:i + self.frames_per_chunk] for layer in layers], height, width)
+            for i in range(0, batch * frames, self.frames_per_chunk)]
         out = torch.cat(chunks).unflatten(0, (batch, frames)).movedim(-3, -1)
         return out[..., :-1], 1 + out[..., -1].exp()
 
