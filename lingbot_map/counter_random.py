@@ -1,10 +1,11 @@
 """Random numbers that are pure functions of (seed, position), exact on every device."""
 
-from collections.abc import Sequence
+import functools
 import math
 
 import torch
 
+_STREAM = 0x632BE5AB
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
@@ -12,21 +13,34 @@ _CELL_I = 0x9E3779B1 - 2**32
 _CELL_J = 0x85EBCA77 - 2**32
 
 
-def uniforms(seeds: torch.Tensor, stream: int, *shape: int) -> torch.Tensor:
+def uniforms(
+    seeds: torch.Tensor, shapes: tuple[tuple[int, tuple[int, ...]], ...]
+) -> dict[int, torch.Tensor]:
     """
-    Return float64 numbers (B, *shape) in [0, 1) for int64 seeds (B,).
+    Return float64 numbers (B, *shape) in [0, 1) for int64 seeds (B,), by stream.
 
-    Each seed's numbers depend on that seed and the stream alone. splitmix64.
+    shapes pairs each stream with the shape of its numbers. They depend on the seed, the stream
+    and the position in the shape alone. splitmix64, for all streams at once: a GPU spends its
+    time on launches here.
     """
-    counter = torch.arange(math.prod(shape), device=seeds.device)
-    start = _mix64(_mix64(seeds) + stream * 0x632BE5AB)
-    bits = _mix64(start[:, None] + (counter + 1) * _GOLDEN)
-    return (_shift64(bits, 11).double() * 2.0**-53).reshape(-1, *shape)
+    sizes = [math.prod(shape) for _, shape in shapes]
+    streams, counters = _positions(shapes, seeds.device)
+    start = _mix64(_mix64(seeds)[:, None] + streams)
+    bits = _mix64(start + counters)
+    numbers = (_shift64(bits, 11).double() * 2.0**-53).split(sizes, dim=1)
+    return {stream: part.reshape(-1, *shape)
+            for (stream, shape), part in zip(shapes, numbers, strict=True)}
 
 
-def between(draw: torch.Tensor, ranges: Sequence[tuple[float, float]]) -> torch.Tensor:
+@functools.cache
+def constant(values: tuple, device: torch.device) -> torch.Tensor:
+    """Return the numbers as a float64 tensor, copied to the device only once."""
+    return torch.tensor(values, dtype=torch.float64, device=device)
+
+
+def between(draw: torch.Tensor, ranges: tuple[tuple[float, float], ...]) -> torch.Tensor:
     """Return uniform numbers (..., n) moved from [0, 1) into the n ranges (low, high)."""
-    low, high = draw.new_tensor(ranges).unbind(-1)
+    low, high = constant(ranges, draw.device).unbind(-1)
     return low + (high - low) * draw
 
 
@@ -45,6 +59,14 @@ def hash_cell(i: torch.Tensor, j: torch.Tensor, key: torch.Tensor) -> torch.Tens
 def hash_fraction(hashed: torch.Tensor, part: int) -> torch.Tensor:
     """Return float32 numbers in [0, 1]: ten bits of each hash, part 0, 1 or 2."""
     return ((hashed >> (10 * part)) & 1023).float() * (1.0 / 1023.0)
+
+
+@functools.cache
+def _positions(shapes, device):
+    sizes = [math.prod(shape) for _, shape in shapes]
+    streams = torch.tensor([stream * _STREAM for stream, _ in shapes])
+    counters = torch.cat([(torch.arange(size) + 1) * _GOLDEN for size in sizes])
+    return streams.repeat_interleave(torch.tensor(sizes)).to(device), counters.to(device)
 
 
 def _mix64(x: torch.Tensor) -> torch.Tensor:

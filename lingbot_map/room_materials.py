@@ -1,6 +1,6 @@
 """Random materials of walls, floors, ceilings and box faces, as columns of numbers."""
 
-from lingbot_map.counter_random import between, uniforms
+from lingbot_map.counter_random import between, constant, uniforms
 import torch
 
 COLOURS = slice(0, 9)  # three RGB colours, mixed by noise
@@ -18,31 +18,33 @@ _PLAIN = 1e3  # [m] tiles so large that no joint is seen
 def materials(seeds: torch.Tensor, cuboids: torch.Tensor) -> torch.Tensor:
     """Return (B, 54, 29) for rooms with cuboids (B, 9, 8): lengths in metres, colours in 0..1."""
     num_surfaces = 6 * cuboids.shape[1]
-    draw = uniforms(seeds, _DRAW, num_surfaces, NUM_COLUMNS)
-    kind = uniforms(seeds, _KIND, num_surfaces, 4)
+    draws = uniforms(seeds, (
+        (_DRAW, (num_surfaces, NUM_COLUMNS)), (_KIND, (num_surfaces, 4)), (_ROOM_COLOUR, (4,)),
+        (_PICTURES, (1,))))
+    draw, kind = draws[_DRAW], draws[_KIND]
     table = between(draw, (
         *((0.0, 1.0),) * 9, (0.4, 1.1), (-0.3, 1.5), (0.15, 0.5),
         (0.1, 0.6), (0.1, 0.6), (0.0, 1.0), (0.002, 0.012), (0.25, 1.3), (0.0, 0.35),
         (0.2, 1.0), (0.0, 1.0), (0.35, 0.6), (0.0, 1.0), (0.0, 1.0), (0.5, 1.7), (1.0, 4.0),
         (0.06, 0.14), (0.3, 1.5), (0.008, 0.02), (0.15, 0.45)))
-    table[..., COLOURS] = _colours(draw, kind, seeds)
+    table[..., COLOURS] = _colours(draw, kind, draws[_ROOM_COLOUR])
     _set_tiles(table, kind)
     _set_room(table, draw, cuboids[:, 0, 3:6] * 2)
-    table[..., PICTURES] *= between(uniforms(seeds, _PICTURES, 1), ((0.1, 0.6),))
+    table[..., PICTURES] *= between(draws[_PICTURES], ((0.1, 0.6),))
     table[:, 6:, SKIRTING] = 0
     table[:, 6:, OPENING_WIDTH] = 0
     return table
 
 
-def _colours(draw, kind, seeds):
+def _colours(draw, kind, room_draw):
     """Return three related colours (B, 54, 9): brightness, tint, and their variation."""
     tint = draw[..., :9].unflatten(-1, (3, 3)) - 0.5
     bright = between(kind[..., :3], ((0.3, 0.9), (0.35, 1.0), (0.1, 1.0)))
     # all walls of a room resemble each other somewhat; each has its own shade of the colour
-    wall = between(uniforms(seeds, _ROOM_COLOUR, 4), ((0.4, 0.9), *((-0.2, 0.2),) * 3))
+    wall = between(room_draw, ((0.4, 0.9), *((-0.2, 0.2),) * 3))
     bright[:, :4, 0] = 0.6 * wall[:, :1] + 0.4 * bright[:, :4, 0]
     bright[..., 1] *= bright[..., 0]
-    strength = tint.new_tensor((0.35, 0.4, 0.7))[:, None]
+    strength = constant((0.35, 0.4, 0.7), tint.device)[:, None]
     tint = tint * strength
     tint[:, :4, 0] = 0.5 * tint[:, :4, 0] + wall[:, None, 1:]
     return (bright[..., None] * (1 + tint)).clamp(0.02, 1.0).flatten(-2)
@@ -62,7 +64,7 @@ def _set_tiles(table, kind):
 
 def _set_room(table, draw, size):
     """Give walls a door or a window, the ceiling a brighter and calmer paint."""
-    length = size[:, [1, 1, 0, 0]]
+    length = size[:, :2].flip(-1).repeat_interleave(2, -1)  # of walls across x and across y
     door = draw[:, :4, OPENING_HIGH] < 0.5
     table[:, :4, OPENING_S] = table[:, :4, OPENING_S] * length
     low, high = draw[:, :4, OPENING_LOW], draw[:, :4, LINE_WIDTH]

@@ -13,7 +13,8 @@ MAX_YAW_STEP = math.radians(6.0)  # of the way, per frame
 REFERENCE_STEPS = 63  # steps to which the limits of the total yaw refer
 TOTAL_YAW = (math.radians(100.0), math.radians(320.0))
 
-_SPEED, _TURN, _PLACE, _STYLE, _WOBBLE, _GAZE = range(100, 106)
+_SPEED, _TURN, _HEADING, _STYLE, _REST, _GAZE = range(100, 106)
+_LENGTH, _PLACE, _WOBBLE = 200, 202, 204
 
 
 @dataclass
@@ -37,10 +38,14 @@ def camera_paths(
     Of num_candidates ways drawn per seed the first that fits into the room and turns enough, but
     not too much, is taken; the last candidate is a circle, which always fits.
     """
-    handheld = uniforms(seeds, _STYLE)[:, None, None] < 0.5
-    rates, steps = _draw_motion(seeds, num_frames, mean_step, num_candidates, room_size)
-    heading = torch.cumsum(rates, -1) + 2 * math.pi * uniforms(seeds, _PLACE, num_candidates, 1)
-    yaw = heading + torch.where(handheld, _gaze(seeds, num_frames), 0.0)
+    draws = uniforms(seeds, (
+        (_SPEED, (num_candidates, 2, 3)), (_LENGTH, ()), (_TURN, (num_candidates, 4, 3)),
+        (_HEADING, (num_candidates, 1)), (_PLACE, (2,)), (_STYLE, ()), (_GAZE, (3, 3)),
+        (_REST, (2,)), (_WOBBLE, (3, 3, 3))))
+    handheld = draws[_STYLE][:, None, None] < 0.5
+    rates, steps = _motion(draws, num_frames, mean_step, room_size)
+    heading = torch.cumsum(rates, -1) + 2 * math.pi * draws[_HEADING]
+    yaw = heading + torch.where(handheld, _gaze(draws[_GAZE], num_frames), 0.0)
     middle = (heading[..., 1:] + heading[..., :-1]) / 2
     moves = steps[..., None] * torch.stack((middle.cos(), middle.sin()), -1)
     xy = torch.nn.functional.pad(moves.cumsum(-2), (0, 0, 1, 0))
@@ -54,20 +59,19 @@ def camera_paths(
     chosen = (accepted * order).argmax(-1)
 
     rows = torch.arange(len(seeds), device=seeds.device)
-    spread = uniforms(seeds, _PLACE + 100, 2) - 0.5
-    centre = slack[rows, chosen].clamp(min=0) * spread
+    centre = slack[rows, chosen].clamp(min=0) * (draws[_PLACE] - 0.5)
     xy = xy[rows, chosen] - ((low + high)[rows, chosen] / 2 - centre)[:, None]
-    return CameraPaths(xy, _poses(seeds, xy, yaw[rows, chosen], handheld[:, 0]))
+    return CameraPaths(xy, _poses(draws, xy, yaw[rows, chosen], handheld[:, 0]))
 
 
-def _draw_motion(seeds, num_frames, mean_step, num_candidates, room_size):
+def _motion(draws, num_frames, mean_step, room_size):
     """Return turn rates (B, M, S) [rad per frame] and step lengths (B, M, S - 1) [m]."""
-    draw = uniforms(seeds, _SPEED, num_candidates, 2, 3)
+    draw = draws[_SPEED]
     speed = 1 + (0.35 * draw[..., 0, None] * _waves(draw, num_frames - 1, (24, 120))).sum(-2)
-    length = mean_step[0] + (mean_step[1] - mean_step[0]) * uniforms(seeds, _SPEED + 100)
+    length = mean_step[0] + (mean_step[1] - mean_step[0]) * draws[_LENGTH]
     steps = speed * (length[:, None] / speed.mean(-1))[..., None]
 
-    draw = uniforms(seeds, _TURN, num_candidates, 4, 3)
+    draw = draws[_TURN]
     waves = (draw[..., 1:, 0, None] * _waves(draw[..., 1:, :], num_frames, (20, 110))).sum(-2)
     bias = (2 * draw[..., :1, 0] - 1) * 0.6
     rates = MAX_YAW_STEP * torch.tanh(bias + 0.8 * waves)
@@ -78,18 +82,16 @@ def _draw_motion(seeds, num_frames, mean_step, num_candidates, room_size):
     return rates, steps
 
 
-def _gaze(seeds, num_frames):
+def _gaze(draw, num_frames):
     """Return the angle (B, 1, S) between a walking person's camera and the way."""
-    draw = uniforms(seeds, _GAZE, 3, 3)
     aside = (draw[:, :1, 0] + draw[:, :1, 1] - 1) * math.radians(110)
     sway = (draw[:, 1:, :1] * _waves(draw[:, 1:], num_frames, (40, 120))).sum(-2)
     return (aside + math.radians(35) * sway)[:, None]
 
 
-def _poses(seeds, xy, yaw, handheld):
-    draw = uniforms(seeds, _WOBBLE, 12)
+def _poses(draws, xy, yaw, handheld):
     num_frames = xy.shape[1]
-    shake = uniforms(seeds, _WOBBLE + 100, 3, 3, 3)
+    draw, shake = draws[_REST], draws[_WOBBLE]
     slow = _waves(shake[:, :, :2], num_frames, (14, 60)).mean(-2)
     fast = _waves(shake[:, :, 2:], num_frames, (4, 9)).mean(-2)
     wobble = slow + 0.25 * fast

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 import math
 
-from lingbot_map.counter_random import between, uniforms
+from lingbot_map.counter_random import between, constant, uniforms
 from lingbot_map.room_materials import materials
 from lingbot_map.room_paths import camera_paths
 import torch
@@ -17,6 +17,7 @@ BOX_CLEARANCE = 0.4  # [m] between the camera's way and a box
 MAX_BOXES = NUM_BOXES[1]
 NUM_SURFACES = 6 * (1 + MAX_BOXES)
 BOX_TRIALS = 40
+_NOWHERE = (0.0, 0.0, -1000.0, 0.1, 0.1, 0.1, 0.0, 0.0)  # a cuboid that is not seen
 
 _SIZE, _BOXES, _BOX_COUNT, _CAMERA, _LOOK, _KEYS, _LIGHT = range(1, 8)
 
@@ -66,18 +67,22 @@ class Rooms:
 
 def build_rooms(seeds: Sequence[int], config: RoomConfig, device: torch.device) -> Rooms:
     """Return the rooms of the seeds; each depends on its own seed and the config alone."""
-    seeds = torch.as_tensor(seeds, dtype=torch.int64).to(device)
-    size = between(uniforms(seeds, _SIZE, 3), (ROOM_SIDE, ROOM_SIDE, ROOM_HEIGHT))
+    # nothing here waits for the GPU: training draws the next rooms while it works
+    seeds = torch.as_tensor(seeds, dtype=torch.int64).to(device, non_blocking=True)
+    draws = uniforms(seeds, (
+        (_SIZE, (3,)), (_BOXES, (MAX_BOXES, BOX_TRIALS, 9)), (_BOX_COUNT, ()), (_CAMERA, (1,)),
+        (_LOOK, (8,)), (_LIGHT, (5,)), (_KEYS, (NUM_SURFACES,))))
+    size = between(draws[_SIZE], (ROOM_SIDE, ROOM_SIDE, ROOM_HEIGHT))
     paths = camera_paths(
         seeds, size, config.num_frames, config.mean_step, config.path_candidates)
     shell = torch.cat((
         torch.zeros_like(size[:, :2]), size[:, 2:] / 2, size / 2,
         torch.zeros_like(size[:, :1]), torch.ones_like(size[:, :1])), -1)
-    cuboids = torch.cat((shell[:, None], _place_boxes(seeds, size, paths.xy)), 1)
-    key_numbers = uniforms(seeds, _KEYS, NUM_SURFACES) * 2**32 - 2**31
+    cuboids = torch.cat((shell[:, None], _place_boxes(draws, size, paths.xy)), 1)
+    key_numbers = draws[_KEYS] * 2**32 - 2**31
     return Rooms(
-        seeds, cuboids, paths.T_world_cam, _intrinsics(seeds, config),
-        _lights(seeds, size), _looks(seeds), _face_geometry(cuboids),
+        seeds, cuboids, paths.T_world_cam, _intrinsics(draws[_CAMERA], config),
+        _lights(draws[_LIGHT], size), _looks(draws[_LOOK]), _face_geometry(cuboids),
         materials(seeds, cuboids), key_numbers.floor().to(torch.int32))
 
 
@@ -95,9 +100,9 @@ def footprint_distance(xy: torch.Tensor, cuboids: torch.Tensor) -> torch.Tensor:
     return outside.clamp(min=0).norm(dim=-1)
 
 
-def _place_boxes(seeds, size, path_xy):
+def _place_boxes(draws, size, path_xy):
     """Return boxes (B, 8, 8), each the first of its trials that keeps clear of the path."""
-    draw = uniforms(seeds, _BOXES, MAX_BOXES, BOX_TRIALS, 9)
+    draw = draws[_BOXES]
     shrink = torch.linspace(1.0, 0.4, BOX_TRIALS, dtype=torch.float64, device=draw.device)
     half = between(draw[..., :3], ((0.12, 0.65), (0.07, 0.4), (0.12, 1.0))) * shrink[:, None]
     room = size[:, None, None, :]
@@ -128,11 +133,11 @@ def _place_boxes(seeds, size, path_xy):
     order = torch.arange(BOX_TRIALS, 0, -1, device=draw.device)
     chosen = (clear * order).argmax(-1)
     boxes = trials.gather(2, chosen[..., None, None].expand(-1, -1, 1, 8))[:, :, 0]
-    count = NUM_BOXES[0] + uniforms(seeds, _BOX_COUNT) * (NUM_BOXES[1] - NUM_BOXES[0] + 1)
+    count = NUM_BOXES[0] + draws[_BOX_COUNT] * (NUM_BOXES[1] - NUM_BOXES[0] + 1)
     # boxes without a place do not count: the next ones take their turn
     fits = clear.any(-1)
     used = fits & (fits.cumsum(-1) <= count.floor()[:, None])
-    nowhere = boxes.new_tensor((0, 0, -1000, 0.1, 0.1, 0.1, 0, 0))
+    nowhere = constant(_NOWHERE, boxes.device)
     return torch.where(used[..., None], boxes, nowhere)
 
 
@@ -153,25 +158,26 @@ def _face_geometry(cuboids):
             start = corner + 2 * side * half[..., axis, None] * axes[..., axis, :]
             normal = axes[..., axis, :] * ((2 * side - 1) * outward)[..., None]
             faces.append(torch.cat((
-                start, axes[..., s, :], axes[..., t, :], normal, 2 * half[..., [s, t]]), -1))
+                start, axes[..., s, :], axes[..., t, :], normal,
+                2 * half[..., s, None], 2 * half[..., t, None]), -1))
     return torch.stack(faces, -2).flatten(1, 2)
 
 
-def _intrinsics(seeds, config):
-    fov = between(uniforms(seeds, _CAMERA, 1), (HORIZONTAL_FOV,))[:, 0]
-    K = torch.zeros(len(seeds), 3, 3, dtype=torch.float64, device=seeds.device)
+def _intrinsics(draw, config):
+    fov = between(draw, (HORIZONTAL_FOV,))[:, 0]
+    K = torch.zeros(len(fov), 3, 3, dtype=torch.float64, device=fov.device)
     K[:, 0, 0] = K[:, 1, 1] = config.width / 2 / torch.tan(fov / 2)
     K[:, 0, 2], K[:, 1, 2], K[:, 2, 2] = config.width / 2, config.height / 2, 1
     return K
 
 
-def _lights(seeds, size):
-    draw = between(uniforms(seeds, _LIGHT, 5), (
+def _lights(draw, size):
+    draw = between(draw, (
         (-0.3, 0.3), (-0.3, 0.3), (0.75, 0.95), (0.4, 0.7), (0.8, 1.25)))
     return torch.cat((draw[:, :3] * size, draw[:, 3:]), -1)
 
 
-def _looks(seeds):
-    return between(uniforms(seeds, _LOOK, 8), (
+def _looks(draw):
+    return between(draw, (
         (0.88, 1.12), (0.88, 1.12), (0.0, 0.3), (0.07, 0.2), (0.5, 4.0), (0.85, 1.2),
         (0.0, 0.08), (0.0, 6.28)))
