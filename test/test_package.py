@@ -131,6 +131,15 @@ def test_build_installs_the_programs(workspace):
     assert 'Traceback' not in refused.stderr
 
 
+@pytest.mark.skipif(not shutil.which('ros2'), reason='no ros2: a distribution has it')
+def test_launch_file_starts_the_node_with_its_arguments(workspace):
+    arguments = ['namespace:=robot1', 'checkpoint:=/no/weights.pt', 'respawn:=false']
+    command = ['ros2', 'launch', 'lingbot_map_ros', 'lingbot_map.launch.py', *arguments]
+    launched = run_sourced(workspace, command)
+    told = launched.stdout + launched.stderr
+    assert "[robot1.lingbot_map]: configure failed: checkpoint '/no/weights.pt'" in told
+
+
 def test_colcon_test_runs_pytest(workspace):
     # One test of this file: all of them would build a workspace in the workspace.
     only = ['--pytest-args', 'test/test_package.py', '-k', 'manifest_and_setup_agree']
