@@ -63,6 +63,6 @@ $(VENV)/.package-installed: $(VENV)/.underlay-built setup.py setup.cfg | no-dist
 	@echo 'make setup: installing lingbot_map_ros into $(VENV)'
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	mkdir -p $(SHARE)/lingbot_map_ros $(SHARE)/ament_index/resource_index/packages
-	ln -sfn $(CURDIR)/config $(CURDIR)/launch $(CURDIR)/package.xml $(SHARE)/lingbot_map_ros/
-	ln -sfn $(CURDIR)/resource/lingbot_map_ros $(SHARE)/ament_index/resource_index/packages/
+	ln -sfn "$(CURDIR)/config" "$(CURDIR)/launch" "$(CURDIR)/package.xml" $(SHARE)/lingbot_map_ros/
+	ln -sfn "$(CURDIR)/resource/lingbot_map_ros" $(SHARE)/ament_index/resource_index/packages/
 	@touch $@
