@@ -1,5 +1,6 @@
 """Writes a rendered clip as a rosbag2 recording (mcap) with ground truth, without ROS."""
 
+import importlib.util
 import io
 from pathlib import Path
 import shutil
@@ -31,14 +32,10 @@ def write_sample_bag(path: Path, clip: Clip) -> None:
     is written aside and then renamed. Raises SampleBagError if the path is taken or rosbags is
     not installed.
     """
-    try:
-        from rosbags.rosbag2 import StoragePlugin, Writer
-        from rosbags.typesys import get_typestore, Stores
-    except ImportError as error:
-        raise SampleBagError(
-            "the package 'rosbags' is not installed: pip install rosbags") from error
-    if path.exists():
-        raise SampleBagError(f"'{path}' exists: choose another folder or remove it")
+    check_target(path)
+    from rosbags.rosbag2 import StoragePlugin, Writer
+    from rosbags.typesys import get_typestore, Stores
+
     store = get_typestore(Stores.ROS2_JAZZY)
     aside = path.with_name(f'.{path.name}.part')
     shutil.rmtree(aside, ignore_errors=True)
@@ -56,6 +53,16 @@ def write_sample_bag(path: Path, clip: Clip) -> None:
                 writer.write(
                     connection, stamp_ns, store.serialize_cdr(message, connection.msgtype))
     _rename(aside, path)
+
+
+def check_target(path: Path) -> None:
+    """Raise SampleBagError unless a bag can be written there."""
+    if importlib.util.find_spec('rosbags') is None:
+        raise SampleBagError("the package 'rosbags' is not installed: pip install rosbags")
+    if path.exists():
+        raise SampleBagError(f"'{path}' exists: choose another folder or remove it")
+    if not path.absolute().parent.is_dir():
+        raise SampleBagError(f"'{path.parent}' is not a folder: make it first")
 
 
 def _rename(aside, path):

@@ -9,7 +9,7 @@ import sys
 from lingbot_map.room_rendering import Clip, render_clips
 from lingbot_map.room_statistics import clip_quantities, MARKS
 from lingbot_map.rooms import RoomConfig
-from lingbot_map.sample_bag import write_sample_bag
+from lingbot_map.sample_bag import check_target, write_sample_bag
 from PIL import Image
 import torch
 
@@ -71,6 +71,7 @@ def _write_preview(path):
 
 
 def _write_bag(path):
+    check_target(path)  # before a minute of rendering
     write_sample_bag(path, render_clips([SAMPLE_SEED], SAMPLE_CONFIG, 'cpu'))
     sys.stdout.write(f'{path}: {SAMPLE_CONFIG.num_frames} frames, '
                      f'{sum(f.stat().st_size for f in path.iterdir()) / 1e6:.2f} MB\n')

@@ -202,6 +202,18 @@ def test_test_set_is_the_stated_one():
     assert by_name['mean step'].min() >= 0.05 and by_name['mean step'].max() <= 0.1
 
 
+def test_rooms_of_the_test_set_stay_as_they_were():
+    # published figures refer to these rooms: a change here asks for a new evaluation
+    clips = render_clips([10_000, 10_031], replace(TEST_CONFIG, width=42, height=31), 'cpu')
+    ends = clips.T_world_cam[:, -1, :3, 3]
+    np.testing.assert_allclose(
+        ends, [[-0.68701, 0.62485, 1.55195], [-1.11622, 1.79052, 1.40659]], atol=1e-4)
+    np.testing.assert_allclose(clips.K[:, 0, 0, 0], [24.02489, 25.14111], atol=1e-4)
+    np.testing.assert_allclose(clips.depth.mean((1, 2, 3)), [2.51446, 2.67889], atol=1e-3)
+    np.testing.assert_allclose(clips.rgb.float().mean((1, 3, 4)), [
+        [119.17, 122.49, 112.12], [106.35, 120.11, 113.39]], atol=0.3)
+
+
 def test_statistics_notice_a_violation(monkeypatch, capsys):
     assert not Quantity('x', 'm', torch.tensor([1.0, math.nan]), 0.0, 2.0).kept
     assert not Quantity('x', 'm', torch.tensor([1.0, 2.1]), 0.0, 2.0).kept
@@ -254,13 +266,27 @@ def rotated_z(q):
             1 - 2 * (q.x * q.x + q.y * q.y))
 
 
-def test_bag_never_overwrites(clip, tmp_path, monkeypatch, capsys):
+def test_bag_that_cannot_be_written_is_one_line(clip, tmp_path, monkeypatch, capsys):
     with pytest.raises(SampleBagError, match='exists'):
         write_sample_bag(tmp_path, clip)
+    for path in (tmp_path, tmp_path / 'no_folder' / 'room'):
+        assert main(['--bag', str(path)]) == 1
+        error = capsys.readouterr().err
+        assert str(tmp_path) in error and error.count('\n') == 1
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
+    assert main(['--bag', str(tmp_path / 'room')]) == 1
+    assert 'pip install rosbags' in capsys.readouterr().err
+
+
+def test_programs_write_bag_and_preview(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr('lingbot_map.synthetic.SAMPLE_CONFIG', replace(SMALL, num_frames=2))
-    assert main(['--bag', str(tmp_path)]) == 1
-    error = capsys.readouterr().err
-    assert str(tmp_path) in error and error.count('\n') == 1
+    monkeypatch.setattr('lingbot_map.synthetic.TEST_CONFIG', replace(SMALL, num_frames=8))
+    monkeypatch.setattr('lingbot_map.synthetic.TEST_SEEDS', range(10_000, 10_003))
+    assert main(['--bag', str(tmp_path / 'room'), '--preview', str(tmp_path / 'test.png')]) == 0
+    assert '2 frames' in capsys.readouterr().out
+    assert Image.open(tmp_path / 'test.png').size == (8 * 84, 3 * 63)
+    names = sorted(path.name for path in tmp_path.rglob('*') if path.is_file())
+    assert names == ['metadata.yaml', 'room.mcap', 'test.png']
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA GPU')
