@@ -8,6 +8,7 @@ import numpy as np
 _BITS = 21  # per axis in a 64-bit voxel key
 _LIMIT = 1 << (_BITS - 1)
 _KEPT_WHEN_FULL = 0.9  # so that a full map does not sort its ages for every cloud
+_FIRST_CAPACITY = 4096
 
 
 class MapStore:
@@ -15,7 +16,8 @@ class MapStore:
     Keeps the most confident point of each voxel.
 
     `voxel_size` is the edge in map units. Beyond `max_points` the voxels that were seen longest
-    ago leave. Not safe to use from several threads at once.
+    ago leave. Points stay in the row where they came in; a sorted index finds them by voxel, so a
+    cloud costs little even when the map is large. Not safe to use from several threads at once.
     """
 
     def __init__(self, voxel_size: float, max_points: int):
@@ -26,15 +28,15 @@ class MapStore:
     def __len__(self) -> int:
         return len(self._keys)
 
-    @property
-    def points(self) -> np.ndarray:
-        """All points (N,) POINT_DTYPE; an insertion replaces the array and never changes it."""
-        return self._points
+    def snapshot(self) -> np.ndarray:
+        """Return a copy of all points (N,) POINT_DTYPE."""
+        return self._points[: len(self)].copy()
 
     def clear(self) -> None:
         self._keys = np.empty(0, np.int64)  # sorted
-        self._points = np.empty(0, POINT_DTYPE)
-        self._seen = np.empty(0, np.int32)  # the insertion that saw the voxel last
+        self._rows = np.empty(0, np.int32)  # where the point of each key is
+        self._points = np.empty(_FIRST_CAPACITY, POINT_DTYPE)
+        self._seen = np.empty(_FIRST_CAPACITY, np.int32)  # the insertion that saw a row last
         self._insertions = 0
         self.evicted = 0
 
@@ -45,9 +47,9 @@ class MapStore:
         if not len(keys):
             return
         places = np.searchsorted(self._keys, keys)
-        known = places < len(self._keys)
+        known = places < len(self)
         known[known] = self._keys[places[known]] == keys[known]
-        self._update(places[known], points[known])
+        self._update(self._rows[places[known]], points[known])
         self._add(places[~known], keys[~known], points[~known])
         if len(self) > self._max_points:
             self._evict()
@@ -65,22 +67,27 @@ class MapStore:
         first[1:] = keys[1:] != keys[:-1]
         return keys[first], points[order[first]]
 
-    def _update(self, places: np.ndarray, points: np.ndarray) -> None:
-        self._seen[places] = self._insertions
-        better = points['confidence'] >= self._points['confidence'][places]
-        # Not in place: a reader may hold the array.
-        self._points = self._points.copy()
-        self._points[places[better]] = points[better]
+    def _update(self, rows: np.ndarray, points: np.ndarray) -> None:
+        self._seen[rows] = self._insertions
+        better = points['confidence'] >= self._points['confidence'][rows]
+        self._points[rows[better]] = points[better]
 
     def _add(self, places: np.ndarray, keys: np.ndarray, points: np.ndarray) -> None:
+        begin, end = len(self), len(self) + len(keys)
+        if end > len(self._points):
+            capacity = max(end, 2 * len(self._points))
+            self._points = np.resize(self._points, capacity)
+            self._seen = np.resize(self._seen, capacity)
+        self._points[begin:end], self._seen[begin:end] = points, self._insertions
         self._keys = np.insert(self._keys, places, keys)
-        self._points = np.insert(self._points, places, points)
-        self._seen = np.insert(self._seen, places, self._insertions)
+        self._rows = np.insert(self._rows, places, np.arange(begin, end, dtype=np.int32))
 
     def _evict(self) -> None:
-        count = int(self._max_points * _KEPT_WHEN_FULL)
-        newest = np.argpartition(self._seen, len(self) - count)[len(self) - count :]
-        kept = np.sort(newest)
-        self.evicted += len(self) - count
-        self._keys, self._points = self._keys[kept], self._points[kept]
-        self._seen = self._seen[kept]
+        size, count = len(self), int(self._max_points * _KEPT_WHEN_FULL)
+        kept = np.sort(np.argpartition(self._seen[:size], size - count)[size - count :])
+        self._points[:count], self._seen[:count] = self._points[kept], self._seen[kept]
+        moved_to = np.full(size, -1, np.int32)
+        moved_to[kept] = np.arange(count)
+        rows = moved_to[self._rows]
+        self._keys, self._rows = self._keys[rows >= 0], rows[rows >= 0]
+        self.evicted += size - count

@@ -213,14 +213,15 @@ class Outputs:
 
     def _publish_map(self, always: bool = False) -> None:
         with self.map_lock:
-            points, epoch = self.map.points, self.epoch
+            epoch = self.epoch
             wanted = (
                 always
                 or self._map_pub.get_subscription_count() > 0
-                or (self._map_sent and not len(points))
+                or (self._map_sent and not len(self.map))
             )
             if not (wanted and self.active and (always or self._map_changed)):
                 return
+            points = self.map.snapshot()
             self._map_changed, self._map_sent = False, True
         header = Header(frame_id=self.params.map_frame)
         if len(points):

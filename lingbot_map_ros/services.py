@@ -55,7 +55,7 @@ class Services:
 
     def _save_map(self, pipeline: Pipeline, _request) -> tuple[bool, str]:
         with pipeline.outputs.map_lock:
-            points = pipeline.outputs.map.points
+            points = pipeline.outputs.map.snapshot()
         if not len(points):
             return False, 'the map is empty, nothing was written'
         return _saved(pipeline, 'map.ply', lambda path: write_ply(path, points))

@@ -31,16 +31,16 @@ def test_the_most_confident_point_of_each_voxel_stays():
         store.insert(cloud)
     expected = brute_force(clouds, 0.25)
     assert len(store) == len(expected)
-    assert brute_force([store.points], 0.25) == expected
+    assert brute_force([store.snapshot()], 0.25) == expected
 
 
 def test_a_better_point_replaces_and_a_worse_one_does_not():
     store = MapStore(1.0, 100)
     store.insert(points([(0.5, 0.5, 0.5)], 2.0, rgb=1))
-    before = store.points
+    before = store.snapshot()
     store.insert(points([(0.6, 0.5, 0.5)], 3.0, rgb=2))
     store.insert(points([(0.7, 0.5, 0.5)], 1.0, rgb=3))
-    assert store.points['rgb'].tolist() == [2]
+    assert store.snapshot()['rgb'].tolist() == [2]
     assert before['rgb'].tolist() == [1]  # what a reader holds never changes
 
 
@@ -55,7 +55,7 @@ def test_memory_is_bounded_and_the_longest_unseen_leave():
     for i in range(30):
         store.insert(points([(100 * i + j, 0, 0) for j in range(100)]))
         assert len(store) <= 1000
-    kept = set((store.points['x'] // 100).astype(int).tolist())
+    kept = set((store.snapshot()['x'] // 100).astype(int).tolist())
     assert kept == set(range(30 - len(kept), 30))
     assert len(store) + store.evicted == 3000
 
@@ -66,7 +66,7 @@ def test_a_voxel_seen_again_stays():
     for i in range(30):
         store.insert(points([(100 * i + j, 0, 0) for j in range(100)]))
         store.insert(home)
-    assert (store.points['x'] == -5).sum() == 1
+    assert (store.snapshot()['x'] == -5).sum() == 1
 
 
 def test_nothing_and_far_away_points_are_harmless():
@@ -76,4 +76,4 @@ def test_nothing_and_far_away_points_are_harmless():
     assert len(store) == 0
     store.insert(points([(1, 2, 3)]))
     store.clear()
-    assert len(store.points) == 0
+    assert len(store.snapshot()) == 0
