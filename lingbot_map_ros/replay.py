@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import math
 import os
 from pathlib import Path
+import signal
 import sys
 import threading
 import time
@@ -59,6 +60,8 @@ class Job:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program; return its exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has them ignored
+        signal.signal(number, signal.default_int_handler)
     argv = sys.argv if argv is None else [PROGRAM, *argv]
     args = _parser().parse_args(remove_ros_args(argv)[1:])
     try:
@@ -138,7 +141,7 @@ def _check(args: argparse.Namespace) -> Job:
 def _init_ros(args: argparse.Namespace, argv: list[str]) -> None:
     params = [] if args.params is None else ['--ros-args', '--params-file', str(args.params)]
     try:
-        # Ctrl-C stays Python's: what has been played by then is still written.
+        # Signals stay Python's: what has been played by then is still written.
         rclpy.init(args=argv + params, signal_handler_options=SignalHandlerOptions.NO)
     except RuntimeError as error:  # what rclpy raises for arguments that it cannot read
         raise BadInput(' '.join(str(error).split(', at ')[0].split())) from None

@@ -1,9 +1,10 @@
 """lingbot_map_replay end to end: real node, real DDS, made pictures, an engine of known poses."""
 
-import _thread
 import functools
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -228,8 +229,9 @@ def test_ros_arguments_and_frame_id_reach_the_node(folder, params, tmp_path, fak
     assert summary['frames_out'] == summary['heard']['transforms'] == 3
 
 
-def test_ctrl_c_finishes_what_was_sent(folder, params, tmp_path, fake_engine, capsys):
-    fake_engine(before_push=lambda n: n == 6 and _thread.interrupt_main())
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_what_was_sent(number, folder, params, tmp_path, fake_engine, capsys):
+    fake_engine(before_push=lambda n: n == 6 and os.kill(os.getpid(), number))
     code, summary, poses = run(folder(40), tmp_path, '--params', params())
     assert code == 1
     assert 6 <= summary['frames_sent'] == summary['frames_out'] == len(poses) < 40
