@@ -5,8 +5,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SHARE := $(VENV)/share
+PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 DEMO_PHOTOS := lingbot_map/data/walk
+# Random weights show every output, and say that they mean nothing, until trained ones are packaged.
+DEMO_WEIGHTS := $(if $(wildcard lingbot_map/data/demo.safetensors),,--checkpoint random)
 
 # What an outer environment must not bring into .venv, the guard of another .venv's ROS wheels included.
 unexport PYTHONPATH PYTHONHOME AMENT_PREFIX_PATH CMAKE_PREFIX_PATH COLCON_PREFIX_PATH
@@ -25,7 +28,7 @@ setup: $(VENV)/.package-installed
 	@echo 'make setup: $(VENV) is ready'
 
 demo: setup
-	$(BIN)/lingbot_map_replay $(DEMO_PHOTOS) --out results/demo
+	$(BIN)/lingbot_map_replay $(DEMO_PHOTOS) $(DEMO_WEIGHTS) --out results/demo
 
 test: setup
 	$(BIN)/python -m pytest $(ARGS)
@@ -47,9 +50,9 @@ $(VENV)/.requirements-installed: $(wildcard requirements/*.txt) | no-distributio
 	@sh requirements/check_machine.sh $(PYTHON)
 	@echo 'make setup: creating $(VENV) with ROS 2 Jazzy and torch (some minutes, 1.5 GB or more)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c requirements/constraints.txt -r requirements/ros-jazzy.txt
-	$(BIN)/python -m pip install --quiet -c requirements/constraints.txt -r requirements/torch.txt
-	$(BIN)/python -m pip install --quiet -c requirements/constraints.txt \
+	$(PIP) install --quiet -c requirements/constraints.txt -r requirements/ros-jazzy.txt
+	$(PIP) install --quiet -c requirements/constraints.txt -r requirements/torch.txt
+	$(PIP) install --quiet -c requirements/constraints.txt \
 	  -r requirements/base.txt -r requirements/test.txt
 	@touch $@
 
@@ -61,7 +64,7 @@ $(VENV)/.underlay-built: $(VENV)/.requirements-installed $(wildcard underlay/*.s
 # Editable: the sources are used in place; pip leaves out what ament looks up in share/, so link it.
 $(VENV)/.package-installed: $(VENV)/.underlay-built setup.py setup.cfg | no-distribution
 	@echo 'make setup: installing lingbot_map_ros into $(VENV)'
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	mkdir -p $(SHARE)/lingbot_map_ros $(SHARE)/ament_index/resource_index/packages
 	ln -sfn "$(CURDIR)/config" "$(CURDIR)/launch" "$(CURDIR)/package.xml" $(SHARE)/lingbot_map_ros/
 	ln -sfn "$(CURDIR)/resource/lingbot_map_ros" $(SHARE)/ament_index/resource_index/packages/
