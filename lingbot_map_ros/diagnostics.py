@@ -28,7 +28,7 @@ def status(name: str, pipeline: Pipeline) -> DiagnosticStatus:
 
 
 def _level(state: str, pipeline: Pipeline) -> bytes:
-    if state in ('ERROR', 'ENDED'):
+    if state in ('ERROR', 'ENDED') or _trouble(pipeline):
         return DiagnosticStatus.ERROR
     if pipeline.ledger.seconds_since_trouble() < _TROUBLE_SHOWN_S:
         return DiagnosticStatus.WARN
@@ -73,8 +73,13 @@ def _progress(pipeline: Pipeline) -> dict[str, object]:
         'map_points': len(outputs.map),
         'forward_ms': f'{worker.forward_ms:.1f}',
         'worker_errors': worker.errors,
-        'trouble': worker.trouble,
+        'trouble': _trouble(pipeline),
     }
+
+
+def _trouble(pipeline: Pipeline) -> str:
+    transform = pipeline.outputs.transform
+    return pipeline.worker.trouble or ('' if transform is None else transform.trouble)
 
 
 def _pairs(values: dict[str, object]) -> list[KeyValue]:

@@ -8,6 +8,7 @@ import threading
 from builtin_interfaces.msg import Time
 from geometry_msgs.msg import PoseStamped
 from lingbot_map_ros import conversions
+from lingbot_map_ros.camera_transform import CameraTransform
 from lingbot_map_ros.frames import Pose
 from lingbot_map_ros.ledger import Frame, INACTIVE, RESET
 from lingbot_map_ros.map_store import MapStore
@@ -21,7 +22,6 @@ from rclpy.qos_overriding_options import QoSOverridingOptions
 from rclpy.serialization import serialize_message
 from sensor_msgs.msg import CameraInfo, Image, PointCloud2
 from std_msgs.msg import Header
-from tf2_ros import TransformBroadcaster
 
 # A scale batch comes out at once: its poses must fit, also for a reader that is slow for a moment.
 _POSE_DEPTH = 100
@@ -65,7 +65,7 @@ class Outputs:
 
     def _create_publishers(self) -> None:
         self._publishers = []
-        self._tf = TransformBroadcaster(self._node) if self.params.tf_mode != 'off' else None
+        self.transform = CameraTransform(self._node) if self.params.tf_mode != 'off' else None
         self._odometry_pub = self._publisher(Odometry, '~/odometry', _POSE_DEPTH)
         self._pose_pub = self._publisher(PoseStamped, '~/pose', _POSE_DEPTH)
         self._processed_pub = self._publisher(Header, '~/processed', _POSE_DEPTH)
@@ -95,8 +95,8 @@ class Outputs:
     def destroy(self) -> None:
         for publisher in self._publishers:
             self._node.destroy_publisher(publisher)
-        if self._tf is not None:
-            self._node.destroy_publisher(self._tf.pub_tf)
+        if self.transform is not None:
+            self.transform.close()
 
     def start_new_map(self) -> int:
         """Forget path and map; return the number of the new epoch."""
@@ -121,8 +121,8 @@ class Outputs:
                 return RESET
             if not self.active:
                 return INACTIVE
-            if self._tf is not None:
-                self._tf.sendTransform(conversions.transform(header, frame.frame_id, pose))
+            if self.transform is not None:
+                self.transform.send(header, frame.frame_id, pose)
             self._odometry_pub.publish(odometry)
             self._pose_pub.publish(stamped)
             self.trajectory.append(stamped, pose)

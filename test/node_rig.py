@@ -100,8 +100,9 @@ class Rig:
             ),
             'subscriptions of the probe',
         )
-        if outputs._tf is not None:
-            self.wait(lambda: outputs._tf.pub_tf.get_subscription_count() == 1, '/tf')
+        if outputs.transform is not None:
+            tf_pub = outputs.transform._broadcaster.pub_tf
+            self.wait(lambda: tf_pub.get_subscription_count() >= 1, '/tf')
 
     def send(self, *stamps_s: float, **fields) -> None:
         for stamp_s in stamps_s:

@@ -1,11 +1,15 @@
 """What the node publishes for images that are in order: poses, TF, path, clouds, depth."""
 
+from diagnostic_msgs.msg import DiagnosticStatus
 from fake_engine import DEPTH
+from geometry_msgs.msg import TransformStamped
 from lingbot_map.points import POINT_DTYPE
 from node_rig import running, to_time
 import numpy as np
 import pytest
 import rclpy
+from std_msgs.msg import Header
+from tf2_ros import StaticTransformBroadcaster, TransformBroadcaster
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -161,6 +165,37 @@ def test_nothing_is_computed_for_topics_without_listeners(monkeypatch):
         rig.send(3.0)
         rig.wait_counts(3, 3)
         rig.wait(lambda: computed == ['points', 'depth'])
+
+
+@pytest.mark.parametrize('Broadcaster', [TransformBroadcaster, StaticTransformBroadcaster])
+def test_a_camera_that_has_a_parent_gets_no_second_one(Broadcaster, capfd):
+    with running(num_scale_frames=1) as rig:
+        mount = TransformStamped(header=Header(frame_id='base_link'), child_frame_id='cam')
+        Broadcaster(rig.probe).sendTransform(mount)
+        rig.wait(lambda: rig.node.pipeline.outputs.transform._parents)
+        rig.send(1.0, 2.0)
+        rig.wait_for('odometry', 2)
+        count = len(rig.heard['diagnostics'])
+        status = rig.wait_for('diagnostics', count + 2)[-1].status[0]
+        assert status.level == DiagnosticStatus.ERROR
+        values = {pair.key: pair.value for pair in status.values}
+        assert "'cam' has the parent 'base_link'" in values['trouble']
+        heard = [t.header.frame_id for m in rig.heard['tf'] for t in m.transforms]
+        assert 'map' not in heard
+    assert capfd.readouterr().err.count("'base_link'") == 1
+
+
+def test_other_transforms_are_no_obstacle():
+    with running(num_scale_frames=1) as rig:
+        others = [
+            TransformStamped(header=Header(frame_id='map'), child_frame_id='cam'),
+            TransformStamped(header=Header(frame_id='base_link'), child_frame_id='lidar'),
+        ]
+        StaticTransformBroadcaster(rig.probe).sendTransform(others)
+        rig.wait(lambda: len(rig.node.pipeline.outputs.transform._parents) == 2)
+        rig.send(1.0)
+        rig.wait_for('tf', 1)
+        assert rig.stamps('tf') == [1]
 
 
 def test_tf_can_be_switched_off():
