@@ -130,7 +130,8 @@ def _check(args: argparse.Namespace) -> Job:
         truth = read_ground_truth(args.source, args.ground_truth)
     elif args.ground_truth:
         raise BadInput(f"'{args.source}' is not a bag: leave --ground-truth out")
-    name = args.source.resolve().stem
+    path = args.source.resolve()
+    name = path.name if path.is_dir() else path.stem
     out = args.out or Path('results') / name
     existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
@@ -197,16 +198,18 @@ def _spinning(node: Node, executor: Executor) -> Iterator[None]:
 
 def _play(player: Player, job: Job) -> bool:
     """Send all pictures; tell whether Ctrl-C cut it short."""
-    start_s = None  # when stamp 0 would have been sent
+    first_ns, start_s = None, 0.0
     try:
         for stamp_ns, rgb in tqdm(job.source, desc='replay', unit='image'):
             if not job.rate:
                 player.wait_for_processed(IN_FLIGHT)
-            else:
-                offset_s = stamp_ns * 1e-9 / job.rate
-                start_s = time.monotonic() - offset_s if start_s is None else start_s
-                time.sleep(max(0.0, start_s + offset_s - time.monotonic()))
+            elif first_ns is not None:
+                due_s = start_s + (stamp_ns - first_ns) * 1e-9 / job.rate
+                time.sleep(max(0.0, due_s - time.monotonic()))
             player.send(stamp_ns, rgb)
+            if job.rate and first_ns is None:
+                player.wait_for_processed(0)  # the node warms up for the size of the first image
+                first_ns, start_s = stamp_ns, time.monotonic()
     except KeyboardInterrupt:
         _say_error(
             f'interrupted after {len(player.sent)} of {len(job.source)} images: finishing these'

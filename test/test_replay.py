@@ -145,6 +145,24 @@ def test_real_time_lets_the_newest_win_and_accounts_for_all(folder, params, tmp_
     assert poses[-1, 0] == pytest.approx(3.0)  # the newest image is never the one to go
 
 
+def test_real_time_begins_when_the_node_is_warm(
+    folder, params, tmp_path, fake_engine, monkeypatch
+):
+    sent, sent_when_warm = [], []
+    send, warm_up = Player.send, FakeEngine.warm_up
+    monkeypatch.setattr(Player, 'send', lambda *a: (sent.append(1), send(*a)))
+
+    def slow_warm_up(engine, height, width):
+        time.sleep(0.2)  # time enough for the second image of a player that does not wait
+        warm_up(engine, height, width)
+        sent_when_warm.append(len(sent))
+
+    monkeypatch.setattr(FakeEngine, 'warm_up', slow_warm_up)
+    fake_engine()
+    run(folder(4, size=(56, 84)), tmp_path, '--params', params(), '--rate', '10')
+    assert sent_when_warm == [0, 1]  # once while loading, once for the size of the images
+
+
 def test_a_lost_image_is_counted_and_ends_in_1(folder, params, tmp_path, fake_engine, capsys):
     def before_push(n):
         if n == 9:
