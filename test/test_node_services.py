@@ -1,9 +1,10 @@
 """Reset, pause, flush and saving, also while an image is being processed."""
 
 from pathlib import Path
+import threading
 
 from fake_engine import Gate
-from node_rig import running
+from node_rig import running, WAIT_S
 import numpy as np
 from plyfile import PlyData
 import pytest
@@ -37,6 +38,24 @@ def test_nothing_of_the_old_map_is_published_once_reset_has_answered():
             assert rig.stamps(topic) == [1, 2, 5, 6], topic
         positions = [m.pose.pose.position.x for m in rig.heard['odometry']]
         assert positions == pytest.approx([0, 1, 0, 1], abs=1e-9)
+
+
+def test_clouds_that_wait_to_be_published_do_not_survive_a_reset():
+    started, opened = threading.Event(), threading.Event()
+    with running(('points',), num_scale_frames=1, map__voxel_size=0.5) as rig:
+        outputs = rig.node.pipeline.outputs
+        outputs._thread.hand('hold', lambda: (started.set(), opened.wait(WAIT_S)))
+        assert started.wait(WAIT_S)
+        rig.send(1.0)
+        rig.wait_for('odometry', 1)
+        rig.wait(lambda: {'points', 'map'} <= set(outputs._thread._jobs))
+        assert rig.call('reset').success
+        opened.set()
+        rig.call('flush')
+        assert len(outputs.map) == 0
+        rig.send(2.0)
+        rig.wait_for('points', 1)
+        assert rig.stamps('points') == [2]
 
 
 def test_reset_drops_a_scale_batch_and_empties_path_and_map():
