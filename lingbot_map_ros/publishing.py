@@ -10,7 +10,7 @@ from geometry_msgs.msg import PoseStamped
 from lingbot_map_ros import conversions
 from lingbot_map_ros.camera_transform import CameraTransform
 from lingbot_map_ros.frames import Pose
-from lingbot_map_ros.ledger import Frame, INACTIVE, RESET
+from lingbot_map_ros.ledger import Dropped, Frame, INACTIVE, RESET
 from lingbot_map_ros.map_store import MapStore
 from lingbot_map_ros.parameters import NodeParams
 from lingbot_map_ros.publisher_thread import PublisherThread
@@ -111,23 +111,22 @@ class Outputs:
         """Say that the image with this header is finished with, whatever became of it."""
         self._processed_pub.publish(header)
 
-    def publish_pose(self, frame: Frame, pose: Pose) -> str:
-        """Send TF, odometry and pose; return '' or why not: one of DROP_REASONS."""
+    def publish_pose(self, frame: Frame, pose: Pose) -> None:
+        """Send TF, odometry and pose; raise Dropped for an old map or an inactive node."""
         header = frame.header(self.params.map_frame)
         odometry = conversions.odometry(header, frame.frame_id, pose)
         stamped = conversions.pose_stamped(header, pose)
         with self.lock:
             if frame.epoch != self.epoch:
-                return RESET
+                raise Dropped(RESET)
             if not self.active:
-                return INACTIVE
+                raise Dropped(INACTIVE)
             if self.transform is not None:
                 self.transform.send(header, frame.frame_id, pose)
             self._odometry_pub.publish(odometry)
             self._pose_pub.publish(stamped)
             self.trajectory.append(stamped, pose)
             self._path_changed = True
-        return ''
 
     def wants_points(self, is_keyframe: bool) -> bool:
         return (

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+import os
 import threading
 import time
 
 from lingbot_map.engine import FrameResult, StreamEngine, StreamLimitError
-from lingbot_map.points import PointFilter
 from lingbot_map.raw_images import to_rgb
 from lingbot_map_ros.backend import network_width
-from lingbot_map_ros.frames import MapFrame, Pose
+from lingbot_map_ros.delivery import Delivery
 from lingbot_map_ros.inbox import Inbox
 from lingbot_map_ros.ledger import (
     BAD_IMAGE,
     BAD_POSE,
+    Dropped,
     Frame,
     INACTIVE,
     Ledger,
@@ -25,7 +26,7 @@ from lingbot_map_ros.ledger import (
     WORKER_ERROR,
 )
 from lingbot_map_ros.parameters import NodeParams
-from lingbot_map_ros.publishing import DepthOutput, Outputs
+from lingbot_map_ros.publishing import Outputs
 import torch
 
 LOADING, WARMING_UP, SERVING, ENDED = 'LOADING', 'WARMING_UP', 'SERVING', 'ENDED'
@@ -60,11 +61,12 @@ class Worker:
         self._engine: StreamEngine | None = None
         self._stale = False  # the engine still holds the map of an earlier epoch
         self._epoch = outputs.epoch
-        self._map_frame = MapFrame(outputs.params.scale)
+        self._delivery = Delivery(outputs)
         self._held: list[Frame] = []  # in the engine, not yet accounted for
         self._warm_size: tuple[int, int] | None = None
         self._size: tuple[int, int] | None = None  # network input of the present map
         self._flushes: deque[Future] = deque()
+        self._flushing: Future | None = None
         self._busy_since_s: float | None = None
         self._stopping = False
         self._loaded: Future = Future()
@@ -148,7 +150,7 @@ class Worker:
         """Turn to a new map; the engine follows with the next image."""
         self._drop_held(RESET)
         self._epoch, self._stale, self._size = epoch, True, None
-        self._map_frame = MapFrame(self._outputs.params.scale)
+        self._delivery.begin()
         self.initialized, self.frames, self.keyframes = False, 0, 0
         self.trouble = ''
 
@@ -209,7 +211,7 @@ class Worker:
         self._size = size
 
     def _flush(self) -> None:
-        done = self._flushes[0]  # leaves the queue when it is answered, so an error finds it
+        self._flushing = self._flushes.popleft()
         self._busy_since_s = time.monotonic()
         try:
             self._refresh_engine()
@@ -219,8 +221,8 @@ class Worker:
         finally:
             self._busy_since_s = None
             self.waiting = len(self._held)
-        self._flushes.popleft()
-        done.set_result(len(results))
+        self._flushing.set_result(len(results))
+        self._flushing = None
 
     def _deliver(self, results: list[FrameResult]) -> None:
         for result in results:
@@ -230,44 +232,17 @@ class Worker:
     def _deliver_one(self, result: FrameResult) -> None:
         frame = result.tag
         try:
-            pose = self._map_frame.place(result.T_world_cam)
-        except FloatingPointError as error:
-            self.trouble = str(error)
-            self._drop(frame, BAD_POSE, f'{error}; check the weights and the precision (dtype)')
-            return
-        reason = self._outputs.publish_pose(frame, pose)
-        if reason:
-            self._drop(frame, reason)
+            pose = self._delivery.publish(result)
+        except Dropped as drop:
+            if drop.reason == BAD_POSE:
+                self.trouble = str(drop)
+            self._drop(frame, drop.reason, str(drop))
             return
         self._held.remove(frame)
         self._ledger.count_out(frame)
         self.initialized = True
         self.forward_ms = result.timings_ms['forward']
-        self._hand_over(frame, result, pose)
-
-    def _hand_over(self, frame: Frame, result: FrameResult, pose: Pose) -> None:
-        """Bring to the host what somebody wants to have, and nothing else."""
-        outputs, params = self._outputs, self._outputs.params
-        wants_points = outputs.wants_points(result.is_keyframe)
-        wants_map = outputs.wants_map(result.is_keyframe)
-        if wants_points or wants_map:
-            choose = PointFilter(
-                params.points.min_confidence, params.points.max_depth, params.points.stride
-            )
-            points = choose(result, pose.T_map_cam, params.scale)
-            if wants_points:
-                outputs.hand_points(frame, points)
-            if wants_map:
-                outputs.hand_map(frame, points)
-        if outputs.wants_depth():
-            outputs.hand_depth(
-                frame,
-                DepthOutput(
-                    (result.depth * params.scale).cpu().numpy(),
-                    result.confidence.cpu().numpy(),
-                    result.network_intrinsics,
-                ),
-            )
+        self._delivery.hand_over(result, pose)
 
     def _drop(self, frame: Frame, reason: str, why: str = '') -> None:
         self._held.remove(frame)
@@ -288,9 +263,10 @@ class Worker:
         self._logger.error(f'{reason}: starting a new map')
         self._drop_held(WORKER_ERROR)
         self._begin(self._outputs.start_new_map())
-        self.trouble = reason
-        if self._flushes:
-            self._flushes.popleft().set_exception(error)
+        self.phase, self.trouble = SERVING, reason
+        if self._flushing is not None:
+            self._flushing.set_exception(error)
+            self._flushing = None
 
     def _release(self) -> None:
         self._drop_held(INACTIVE)
@@ -307,9 +283,7 @@ def describe(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    where = (
-        ''
-        if trace is None
-        else (f' ({trace.tb_frame.f_code.co_filename.rsplit("/", 1)[-1]}:{trace.tb_lineno})')
-    )
-    return f'{type(error).__name__}: {str(error).strip()}{where}'
+    text = f'{type(error).__name__}: {str(error).strip()}'
+    if trace is None:
+        return text
+    return f'{text} ({os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno})'

@@ -125,6 +125,26 @@ def test_a_flush_that_fails_says_why():
         rig.wait_counts(1, 0, worker_error=1)
 
 
+def test_an_image_that_fails_before_a_flush_does_not_spoil_it():
+    gate = Gate(at=1)
+
+    def fail(n):
+        gate(n)
+        if n == 1:
+            raise RuntimeError('the device is unhappy')
+
+    with running(num_scale_frames=4, engine={'before_push': fail}) as rig:
+        rig.send(1.0, 2.0)
+        assert gate.reached.wait(WAIT_S)
+        rig.wait(lambda: rig.counts().received == 2)
+        flushed = rig.request_later('flush')
+        rig.wait(lambda: rig.node.pipeline.worker._flushes)
+        gate.open()
+        rig.wait(flushed.done)
+        assert flushed.result().message.startswith('1 images')
+        rig.wait_counts(2, 1, worker_error=1)
+
+
 def test_saving_writes_whole_files_and_answers_with_their_paths(tmp_path):
     folder = tmp_path / 'new' / 'folder'
     with running(num_scale_frames=1, save_directory=str(folder)) as rig:

@@ -1,0 +1,51 @@
+"""From a result of the engine to the outputs, in the thread that owns the device."""
+
+from __future__ import annotations
+
+from lingbot_map.engine import FrameResult
+from lingbot_map.points import PointFilter
+from lingbot_map_ros.frames import MapFrame, Pose
+from lingbot_map_ros.ledger import BAD_POSE, Dropped
+from lingbot_map_ros.publishing import DepthOutput, Outputs
+
+
+class Delivery:
+    """Places the results of one map after the other; the tag of a result is its Frame."""
+
+    def __init__(self, outputs: Outputs):
+        self._outputs = outputs
+        self.begin()
+
+    def begin(self) -> None:
+        """Turn to a new map: the next result is its origin."""
+        self._map_frame = MapFrame(self._outputs.params.scale)
+
+    def publish(self, result: FrameResult) -> Pose:
+        """Publish the pose at once and return it; raise Dropped when it must not go out."""
+        try:
+            pose = self._map_frame.place(result.T_world_cam)
+        except FloatingPointError as error:
+            why = f'{error}; check the weights and the precision (dtype)'
+            raise Dropped(BAD_POSE, why) from error
+        self._outputs.publish_pose(result.tag, pose)
+        return pose
+
+    def hand_over(self, result: FrameResult, pose: Pose) -> None:
+        """Bring to the host what somebody wants to have, and nothing else."""
+        outputs, frame = self._outputs, result.tag
+        wants_points = outputs.wants_points(result.is_keyframe)
+        wants_map = outputs.wants_map(result.is_keyframe)
+        if wants_points or wants_map:
+            params = outputs.params
+            choose = PointFilter(
+                params.points.min_confidence, params.points.max_depth, params.points.stride
+            )
+            points = choose(result, pose.T_map_cam, params.scale)
+            if wants_points:
+                outputs.hand_points(frame, points)
+            if wants_map:
+                outputs.hand_map(frame, points)
+        if outputs.wants_depth():
+            depth = (result.depth * outputs.params.scale).cpu().numpy()
+            confidence = result.confidence.cpu().numpy()
+            outputs.hand_depth(frame, DepthOutput(depth, confidence, result.network_intrinsics))
