@@ -9,21 +9,22 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 BLOCK = 128  # tokens of a frame are padded to this, so that a block is a frame
 MAX_FRAMES = 64
+KERNEL_OPTIONS = {'BLOCK_M': 64, 'BLOCK_N': 64}  # tiles of the forward kernel
 
 
 class FlexAttention:
     """
     Attend under a frame-level mask.
 
-    The visibility tables keep their address, so that one compilation serves every mask.
+    The visibility table keeps its address, so that one compilation serves every mask.
     """
 
     def __init__(self, model: GCTStream, device: torch.device):
         self._model = model
-        self._patches = torch.zeros(MAX_FRAMES, MAX_FRAMES, dtype=torch.bool, device=device)
-        self._specials = torch.zeros_like(self._patches)
+        # How many of a frame's tokens, special ones first, another frame sees.
+        self._limit = torch.zeros(MAX_FRAMES, MAX_FRAMES, dtype=torch.int32, device=device)
         self._attend = torch.compile(flex_attention, dynamic=False)
-        self._sees = None
+        self._mask = _mask_of(self._limit)
 
     def bind(self, images: Tensor, seen: Visibility):
         """
@@ -37,33 +38,27 @@ class FlexAttention:
         if tokens > BLOCK or frames > MAX_FRAMES:
             raise ValueError(f'{frames} frames of {tokens} tokens: at most {MAX_FRAMES} frames of '
                              f'{BLOCK} tokens can be trained')
-        self._patches[:frames, :frames] = seen.patches
-        self._specials[:frames, :frames] = seen.specials
-        if self._sees is None:
-            self._sees = self._mask(tokens)
+        specials = self._model.aggregator.patch_start_idx
         # A frame's patches are seen only together with its special tokens.
+        self._limit[:frames, :frames] = torch.where(
+            seen.patches, tokens, specials * seen.specials.int())
         visible = seen.specials.to(torch.int8)
         order = visible.argsort(dim=-1, descending=True, stable=True).int()
         mask = BlockMask.from_kv_blocks(
             visible.sum(-1, dtype=torch.int32)[None, None], order[None, None], BLOCK_SIZE=BLOCK,
-            mask_mod=self._sees, seq_lengths=(frames * BLOCK, frames * BLOCK))
+            mask_mod=self._mask, seq_lengths=(frames * BLOCK, frames * BLOCK))
 
         def attend_tokens(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = (F.pad(x.unflatten(2, (frames, tokens)), (0, 0, 0, BLOCK - tokens))
                        .flatten(2, 3) for x in (q, k, v))
-            out = self._attend(q, k, v, block_mask=mask)
+            out = self._attend(q, k, v, block_mask=mask, kernel_options=KERNEL_OPTIONS)
             return out.unflatten(2, (frames, BLOCK))[:, :, :, :tokens].flatten(2, 3)
 
         return attend_tokens
 
-    def _mask(self, tokens: int):
-        patches, specials = self._patches, self._specials
-        num_specials = self._model.aggregator.patch_start_idx
 
-        def sees(_batch, _head, query, key):
-            query_frame, key_frame, token = query // BLOCK, key // BLOCK, key % BLOCK
-            visible = torch.where(token < num_specials, specials[query_frame, key_frame],
-                                  patches[query_frame, key_frame])
-            return visible & (token < tokens)
+def _mask_of(limit: Tensor):
+    def sees(_batch, _head, query, key):
+        return key % BLOCK < limit[query // BLOCK, key // BLOCK]
 
-        return sees
+    return sees

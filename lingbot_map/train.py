@@ -7,6 +7,7 @@ full state is saved every minute and `--resume` goes on from it; `--init` starts
 """
 
 import argparse
+import dataclasses
 from dataclasses import dataclass
 from functools import partial
 import os
@@ -38,6 +39,8 @@ WARM_UP_STEPS = 200
 ANNEAL_FROM = 0.45  # share of the time at which the learning rate starts to fall
 EMA_DECAY = 0.999
 CLIP_NORM = 1.0
+DEPTH_WEIGHT = 2.0
+RENDERED_BATCHES = 2  # rendering many clips at once takes hardly longer than a few
 DEPTH_SHARE = 8  # one frame of so many has its depth trained in a step
 SAVE_EVERY_S = 60
 VALIDATE_EVERY_S = 180
@@ -51,14 +54,14 @@ class Stage:
     until: float  # share of the time
     frames: int
     mean_step: tuple[float, float]  # [m]
-    frames_per_batch: int = 504  # per GPU
+    frames_per_batch: int = 768  # per GPU
 
     @property
     def clips(self) -> int:
         return self.frames_per_batch // self.frames
 
 
-STAGES = (Stage(0.45, 24, (0.06, 0.2)), Stage(1.0, 63, (0.05, 0.11)))
+STAGES = (Stage(0.4, 24, (0.06, 0.2)), Stage(1.0, 64, (0.05, 0.11)))
 
 
 class Trainer:
@@ -78,12 +81,22 @@ class Trainer:
         self.attention = _attention_factory(model, device)
 
     def train_step(self, stage: Stage, rate: float) -> Tensor:
-        """Render a batch, use it once as it is and once mirrored and backwards; return losses."""
-        first = FIRST_TRAINING_SEED + (self.step * self.world + self.rank) * 64
+        """
+        Render clips for some batches and take two updates with each; return the mean losses.
+
+        The second update sees the batch in a mirror and backwards.
+        """
+        number = RENDERED_BATCHES * stage.clips
+        first = FIRST_TRAINING_SEED + (self.step * self.world + self.rank) * number
         config = RoomConfig(num_frames=stage.frames, mean_step=stage.mean_step)
-        clip = render_clips(range(first, first + stage.clips), config, self.device)
+        rendered = render_clips(range(first, first + number), config, self.device)
         self.step += 1
-        return (self._update(clip, rate) + self._update(mirrored_backwards(clip), rate)) / 2
+        batches = [Clip(*fields) for fields in zip(*(
+            getattr(rendered, field.name).split(stage.clips) for field in dataclasses.fields(Clip)),
+            strict=True)]
+        losses = [self._update(variant, rate) for clip in batches
+                  for variant in (clip, mirrored_backwards(clip))]
+        return torch.stack(losses).mean(0)
 
     def _update(self, clip: Clip, rate: float) -> Tensor:
         seen, scale_frames = random_visibility(clip.depth.shape[1])
@@ -91,7 +104,7 @@ class Trainer:
         pose_enc_list, depth, confidence, chosen = self._forward(clip, seen, scale_frames)
         pose = pose_loss(pose_enc_list, target)
         dense = depth_loss(log_of(depth), confidence, target.log_depth[:, chosen])
-        (pose + dense).backward()
+        (pose + DEPTH_WEIGHT * dense).backward()
         self._apply(rate)
         return torch.stack((pose.detach(), dense.detach()))
 
@@ -112,17 +125,15 @@ class Trainer:
 
     def _apply(self, rate: float) -> None:
         gradients = [p.grad for p in self.parameters]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
         if self.world > 1:
-            flat = torch.cat([g.flatten() for g in gradients])
             distributed.all_reduce(flat, distributed.ReduceOp.AVG)
-            parts = flat.split([g.numel() for g in gradients])
-            torch._foreach_copy_(gradients, [p.view_as(g) for p, g in zip(parts, gradients)])
         # A non-finite gradient becomes no step rather than the end of the run.
-        norm = torch.nn.utils.get_total_norm(gradients)
-        factor = torch.where(norm.isfinite(), (CLIP_NORM / (norm + 1e-6)).clamp(max=1), 0)
-        for gradient in gradients:
-            gradient.nan_to_num_(0, 0, 0)
-        torch._foreach_mul_(gradients, factor)
+        norm = flat.norm()
+        flat = torch.where(norm.isfinite(), flat * (CLIP_NORM / norm.clamp(min=CLIP_NORM)), 0)
+        parts = flat.split([gradient.numel() for gradient in gradients])
+        torch._foreach_copy_(gradients, [
+            part.view_as(g) for part, g in zip(parts, gradients, strict=True)])
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
                 group['lr'] = rate * group.setdefault('initial_lr', group['lr'])
@@ -233,7 +244,7 @@ def _run(trainer: Trainer, args: argparse.Namespace, state_file: Path) -> None:
             total, before + 60 * args.slice_minutes))
         if trainer.rank:
             continue
-        if trainer.step % 50 == 0 or not running:
+        if trainer.step % 25 == 0 or not running:
             pose, dense = torch.stack(losses).mean(0).tolist()
             losses.clear()
             print(f'step {trainer.step}  {trainer.seconds / 60:.2f}/{args.minutes:g} min  '
