@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from lingbot_map.map_frame import Pose
 from lingbot_map_ros.conversions import transform
-from lingbot_map_ros.frames import Pose
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.qos import DurabilityPolicy, QoSProfile
 from std_msgs.msg import Header

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lingbot_map.engine import FrameResult
+from lingbot_map.map_frame import MapFrame, Pose
 from lingbot_map.points import PointFilter
-from lingbot_map_ros.frames import MapFrame, Pose
 from lingbot_map_ros.ledger import BAD_POSE, Dropped
 from lingbot_map_ros.publishing import DepthOutput, Outputs
 

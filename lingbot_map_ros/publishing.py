@@ -7,11 +7,11 @@ import threading
 
 from builtin_interfaces.msg import Time
 from geometry_msgs.msg import PoseStamped
+from lingbot_map.map_frame import Pose
+from lingbot_map.map_store import MapStore
 from lingbot_map_ros import conversions
 from lingbot_map_ros.camera_transform import CameraTransform
-from lingbot_map_ros.frames import Pose
 from lingbot_map_ros.ledger import Dropped, Frame, INACTIVE, RESET
-from lingbot_map_ros.map_store import MapStore
 from lingbot_map_ros.parameters import NodeParams
 from lingbot_map_ros.publisher_thread import PublisherThread
 from lingbot_map_ros.trajectory import Trajectory

@@ -6,7 +6,7 @@ from array import array
 from collections import deque
 
 from geometry_msgs.msg import PoseStamped
-from lingbot_map_ros.frames import Pose
+from lingbot_map.map_frame import Pose
 from lingbot_map_ros.ledger import to_ns
 import numpy as np
 

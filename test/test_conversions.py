@@ -3,10 +3,10 @@
 from array import array
 
 from fake_engine import straight
+from lingbot_map.map_frame import MapFrame
 from lingbot_map.points import POINT_DTYPE
 from lingbot_map.raw_images import to_rgb, UnsupportedImage
 from lingbot_map_ros import conversions
-from lingbot_map_ros.frames import MapFrame
 from lingbot_map_ros.ledger import to_ns, to_stamp
 from node_rig import image
 import numpy as np

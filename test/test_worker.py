@@ -3,8 +3,8 @@
 import threading
 
 from fake_engine import straight
+from lingbot_map.map_frame import MapFrame
 from lingbot_map_ros.conversions import pose_stamped
-from lingbot_map_ros.frames import MapFrame
 from lingbot_map_ros.inbox import Inbox
 from lingbot_map_ros.ledger import BAD_IMAGE, Frame, Ledger, SUPERSEDED, to_stamp
 from lingbot_map_ros.publisher_thread import PublisherThread

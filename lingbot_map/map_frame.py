@@ -1,7 +1,5 @@
 """From the network's world to the map frame: REP-103 axes, level with the first camera."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from lingbot_map.geometry import invert, matrix_to_quaternion, R_REP103_OPTICAL

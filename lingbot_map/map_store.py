@@ -1,7 +1,5 @@
 """The map: one point per voxel, bounded in number."""
 
-from __future__ import annotations
-
 from lingbot_map.points import POINT_DTYPE
 import numpy as np
 
