@@ -1,14 +1,10 @@
 """Messages and arrays."""
 
-from array import array
-
 from fake_engine import straight
 from lingbot_map.map_frame import MapFrame
 from lingbot_map.points import POINT_DTYPE
-from lingbot_map.raw_images import to_rgb, UnsupportedImage
 from lingbot_map_ros import conversions
 from lingbot_map_ros.ledger import to_ns, to_stamp
-from node_rig import image
 import numpy as np
 import pytest
 from rclpy.serialization import deserialize_message, serialize_message
@@ -17,77 +13,6 @@ from sensor_msgs_py import point_cloud2
 from std_msgs.msg import Header
 
 HEADER = Header(stamp=to_stamp(1_700_000_000_123_456_789), frame_id='map')
-RED_GREEN = np.array([[[255, 10, 20], [0, 200, 30], [1, 2, 3]]] * 2, np.uint8)  # (2, 3, 3) RGB
-
-
-def encoded(encoding, padding=0, pixels=RED_GREEN):
-    """Return `pixels` as an image message with `padding` bytes at the end of each row."""
-    alpha = np.full((*pixels.shape[:2], 1), 77, np.uint8)
-    values = {
-        'rgb8': pixels,
-        'bgr8': pixels[..., ::-1],
-        'rgba8': np.concatenate((pixels, alpha), axis=2),
-        'bgra8': np.concatenate((pixels[..., ::-1], alpha), axis=2),
-        'mono8': pixels[..., :1],
-    }[encoding]
-    height, width = pixels.shape[:2]
-    rows = values.reshape(height, -1)
-    rows = np.pad(rows, ((0, 0), (0, padding)), constant_values=99)
-    return image(
-        1.0, encoding=encoding, size=(width, height), step=rows.shape[1], data=rows.tobytes()
-    )
-
-
-@pytest.mark.parametrize('padding', [0, 1, 5])
-@pytest.mark.parametrize('encoding', ['rgb8', 'bgr8', 'rgba8', 'bgra8', 'mono8'])
-@pytest.mark.parametrize('bigendian', [0, 1])
-def test_every_encoding_gives_the_same_colours(encoding, padding, bigendian):
-    message = encoded(encoding, padding)
-    message.is_bigendian = bigendian
-    rgb = to_rgb(message)
-    expected = np.repeat(RED_GREEN[..., :1], 3, axis=2) if encoding == 'mono8' else RED_GREEN
-    np.testing.assert_array_equal(rgb, expected)
-    assert rgb.dtype == np.uint8
-    assert rgb.flags.c_contiguous
-
-
-def test_the_last_row_may_lack_its_padding():
-    message = encoded('rgb8', padding=4)
-    message.data = message.data[:-4]
-    np.testing.assert_array_equal(to_rgb(message), RED_GREEN)
-
-
-def test_unpadded_rgb_is_not_copied():
-    message = encoded('rgb8')
-    rgb = to_rgb(message)
-    message.data[0] = 42
-    assert rgb[0, 0, 0] == 42
-
-
-@pytest.mark.parametrize(
-    ('change', 'words'),
-    [
-        ({'encoding': 'foo8'}, ["'foo8'", 'rgb8']),
-        ({'encoding': '32FC1'}, ["'32FC1'"]),
-        ({'height': 0}, ['3x0']),
-        ({'width': 0}, ['0x2']),
-        ({'width': 2**31}, [f'{2**31}x2']),
-        ({'step': 8}, ['step 8', '9 bytes']),
-        ({'data': array('B', [0] * 17)}, ['17 bytes', 'needs 18']),
-        ({'data': array('B')}, ['0 bytes']),
-        ({'step': 2**32 - 1}, ['18 bytes']),
-    ],
-)
-def test_a_malformed_image_is_refused_with_the_value(change, words):
-    message = encoded('rgb8')
-    for name, value in change.items():
-        setattr(message, name, value)
-    with pytest.raises(UnsupportedImage) as caught:
-        to_rgb(message)
-    text = str(caught.value)
-    assert '\n' not in text
-    for word in words:
-        assert word in text
 
 
 def test_stamps_survive_both_ways():
