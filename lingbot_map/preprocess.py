@@ -92,9 +92,14 @@ def load_images(paths: Sequence, mode: str = 'crop', target: int = 518,
 
 def open_rgb(path) -> np.ndarray:
     """Return an image file as (H, W, 3) uint8: EXIF orientation applied, RGBA over white."""
-    image = ImageOps.exif_transpose(Image.open(path))
-    if image.mode.startswith('I;16'):  # Pillow would clip 16-bit grey to white
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return picture_rgb(Image.open(path))
+
+
+def picture_rgb(picture: Image.Image) -> np.ndarray:
+    """Return an opened picture as (H, W, 3) uint8: EXIF orientation applied, RGBA over white."""
+    image = ImageOps.exif_transpose(picture)
+    if image.mode.startswith('I'):  # Pillow would clip 16-bit grey to white
+        image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
     if image.mode == 'RGBA':
         white = Image.new('RGBA', image.size, (255, 255, 255, 255))
         image = Image.alpha_composite(white, image)
