@@ -26,12 +26,12 @@ setup(
     install_requires=['setuptools'],
     extras_require={
         'torch': ['torch>=2.11', 'numpy', 'pillow', 'safetensors'],
-        'replay': ['matplotlib', 'opencv-python-headless<5', 'tqdm'],
+        'replay': ['matplotlib', 'opencv-python-headless<5', 'PyYAML', 'tqdm'],
         'bags': ['rosbags'],
         'hub': ['huggingface_hub'],
         'eval': ['evo'],
         # colcon runs pytest only when it finds it here.
-        'test': ['pytest<9', 'plyfile', 'PyYAML'],
+        'test': ['pytest<9', 'plyfile'],
     },
     zip_safe=False,
     entry_points={

@@ -1,13 +1,14 @@
 """
-Recorded input as a stream of stamped pictures: image folders, videos, rosbags.
+Recorded input as a stream of stamped pictures: image folders, data sets, videos, rosbags.
 
 A source has a length, a `frame_id`, counts what it left out in `skipped`, and yields
 (stamp_ns, rgb) with strictly increasing stamps, rgb uint8 (H, W, 3). It reads while it is iterated
-and can be iterated again. Whatever is wrong with the input is one SourceError of one line, as
-early as it can be known.
+and can be iterated again; `lazy` leaves it to the caller which pictures are decoded. Whatever is
+wrong with the input is one SourceError of one line, as early as it can be known.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 import os
 from pathlib import Path
 import re
@@ -42,6 +43,11 @@ class Source(Protocol):
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yield (stamp_ns, rgb uint8 (H, W, 3)) with strictly increasing stamps."""
+        for stamp_ns, read in self.lazy():
+            yield stamp_ns, read()
+
+    def lazy(self) -> Iterator[tuple[int, Callable[[], np.ndarray]]]:
+        """Yield (stamp_ns, read); `read()` decodes the picture and is valid until the next one."""
 
 
 def open_source(path: str | os.PathLike, image_topic: str = '', fps: float = 0.0) -> Source:
@@ -65,8 +71,12 @@ def open_source(path: str | os.PathLike, image_topic: str = '', fps: float = 0.0
         return BagSource(path, image_topic)
     if image_topic:
         raise SourceError(f"'{path}' is not a bag: leave the image topic '{image_topic}' out")
-    if path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES:
-        return FolderSource(path, fps or DEFAULT_FPS)
+    if path.is_dir():
+        from lingbot_map.datasets import open_dataset  # which imports this module
+
+        return open_dataset(path, fps) or folder_source(path, fps or DEFAULT_FPS)
+    if path.suffix.lower() in IMAGE_SUFFIXES:
+        return folder_source(path, fps or DEFAULT_FPS)
     return VideoSource(path, fps)
 
 
@@ -92,30 +102,39 @@ def read_picture(file: BinaryIO | Path, name: str) -> np.ndarray:
         raise SourceError(f"'{name}' is not an image or is damaged") from None
 
 
-class FolderSource:
-    """Read the pictures of a folder, or a single one, in the natural order of their names."""
+class FileSource(Source):
+    """Read picture files of one size whose stamps [ns] are known and ascending."""
 
-    def __init__(self, path: Path, fps: float):
+    def __init__(self, files: Sequence[Path], stamps_ns: Sequence[int]):
         self.frame_id = DEFAULT_FRAME_ID
         self.skipped = 0
-        self._period_ns = 1e9 / fps
-        self._files = _image_files(path) if path.is_dir() else [path]
-        if not self._files:
-            raise SourceError(
-                f"'{path}' holds no images ({' '.join(IMAGE_SUFFIXES)}), no bag and no video"
-            )
-        _check_one_size(self._files)
+        self._files, self._stamps_ns = files, stamps_ns
+        _check_one_size(files)
 
     def __len__(self) -> int:
         return len(self._files)
 
-    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
-        # the first stamp is one period, because 0 means "not set" in ROS
-        for i, file in enumerate(self._files, start=1):
-            yield round(i * self._period_ns), read_picture(file, str(file))
+    def lazy(self) -> Iterator[tuple[int, Callable[[], np.ndarray]]]:
+        for stamp_ns, file in zip(self._stamps_ns, self._files, strict=True):
+            yield stamp_ns, partial(read_picture, file, str(file))
 
 
-class VideoSource:
+def folder_source(path: Path, fps: float) -> FileSource:
+    """Return the pictures of a folder, or a single one, in the natural order of their names."""
+    files = image_files(path) if path.is_dir() else [path]
+    if not files:
+        raise SourceError(
+            f"'{path}' holds no images ({' '.join(IMAGE_SUFFIXES)}), no bag and no video"
+        )
+    return FileSource(files, even_stamps(len(files), fps))
+
+
+def even_stamps(count: int, fps: float) -> list[int]:
+    """Return stamps [ns]; the first is one period, because 0 means "not set" in ROS."""
+    return [round(i * 1e9 / fps) for i in range(1, count + 1)]
+
+
+class VideoSource(Source):
     """Decode a video with OpenCV, every n-th frame of it so that about `fps` per second remain."""
 
     def __init__(self, path: Path, fps: float):
@@ -135,16 +154,13 @@ class VideoSource:
     def __len__(self) -> int:
         return max(0, -(-self._count // self._every))
 
-    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
+    def lazy(self) -> Iterator[tuple[int, Callable[[], np.ndarray]]]:
         capture = self._open()
         decoded = 0
         try:
             while capture.grab():
                 if decoded % self._every == 0:
-                    ok, bgr = capture.retrieve()
-                    if not ok:
-                        break
-                    yield round((decoded + 1) * 1e9 / self._rate), bgr[:, :, ::-1].copy()
+                    yield round((decoded + 1) * 1e9 / self._rate), partial(self._picture, capture)
                 decoded += 1
         finally:
             capture.release()
@@ -153,6 +169,12 @@ class VideoSource:
                 f"'{self._path}' is cut short or damaged: {decoded} of its "
                 f'{self._count} frames can be decoded'
             )
+
+    def _picture(self, capture) -> np.ndarray:
+        ok, bgr = capture.retrieve()
+        if not ok:
+            raise SourceError(f"'{self._path}' is damaged: a frame of it cannot be decoded")
+        return bgr[:, :, ::-1].copy()
 
     def _open(self):
         # our own line says what is wrong; FFmpeg and OpenCV would add theirs
@@ -169,7 +191,8 @@ class VideoSource:
         return capture
 
 
-def _image_files(folder: Path) -> list[Path]:
+def image_files(folder: Path) -> list[Path]:
+    """Return the pictures of a folder in the natural order of their names."""
     files = [
         file
         for file in folder.iterdir()
@@ -185,7 +208,7 @@ def _natural_key(file: Path) -> list[tuple[int, int | str]]:
     ]
 
 
-def _check_one_size(files: list[Path]) -> None:
+def _check_one_size(files: Sequence[Path]) -> None:
     first = _upright_size(files[0])
     for file in files[1:]:
         size = _upright_size(file)

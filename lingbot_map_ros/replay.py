@@ -19,11 +19,11 @@ import sys
 import threading
 import time
 
-from lingbot_map.bags import PoseTrack, read_ground_truth
 from lingbot_map.config import MODEL_PRESETS
+from lingbot_map.ground_truth import find_truth, PoseTrack
 from lingbot_map.metrics import MetricsError
 from lingbot_map.points import POINT_DTYPE
-from lingbot_map.sources import is_bag, open_source, Source, SourceError
+from lingbot_map.sources import open_source, Source, SourceError
 from lingbot_map_ros import results
 from lingbot_map_ros.node import LingbotMapNode
 from lingbot_map_ros.parameters import ParameterError, PARAMETERS
@@ -99,7 +99,8 @@ def _parser() -> argparse.ArgumentParser:
         '--ground-truth',
         default='',
         metavar='T',
-        help='pose topic of the bag to compare with (the one named ground_truth, if there is one)',
+        help='pose topic of the bag, or TUM, KITTI or EuRoC file, to compare with, or none '
+        '(what comes with the recording)',
     )
     add('--frame-id', metavar='F', help="of the images (the bag's, or camera_optical_frame)")
     add(
@@ -125,11 +126,7 @@ def _check(args: argparse.Namespace) -> Job:
     if args.params is not None and not args.params.is_file():
         raise BadInput(f"--params: '{args.params}' is not a file")
     source = open_source(args.source, args.image_topic, args.fps)
-    truth = None
-    if is_bag(args.source):
-        truth = read_ground_truth(args.source, args.ground_truth)
-    elif args.ground_truth:
-        raise BadInput(f"'{args.source}' is not a bag: leave --ground-truth out")
+    truth = find_truth(args.source, source, args.ground_truth)
     path = args.source.resolve()
     name = path.name if path.is_dir() else path.stem
     out = args.out or Path('results') / name
@@ -228,7 +225,7 @@ def _conclude(
         try:
             comparison = results.compare(stamps_ns, T_map_cam, job.truth)
         except MetricsError as error:
-            _say_error(f'no comparison with {job.truth.topic}: {error}')
+            _say_error(f'no comparison with {job.truth.name}: {error}')
     summary = results.summarize(player, job.source, comparison, settings | {'rate': job.rate})
     random = settings['checkpoint'] == 'random'
     title = f'{job.name}: {summary.frames_out} poses' + (', random weights' if random else '')

@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 import platform
 
-from lingbot_map.bags import PoseTrack
 from lingbot_map.export import write_bytes, write_ply, write_tum
+from lingbot_map.ground_truth import PoseTrack
 from lingbot_map.metrics import associate, Ate, ate, MetricsError, path_length
 from lingbot_map.rendering import render_map
 from lingbot_map.sources import Source

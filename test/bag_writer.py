@@ -64,6 +64,28 @@ def pose_stamped(stamp_ns, xyz):
     return JAZZY.types['geometry_msgs/msg/PoseStamped'](header(stamp_ns, 'world'), pose)
 
 
+def transform_stamped(stamp_ns, xyz, child='camera', parent='world'):
+    pose, types = odometry(stamp_ns, xyz).pose.pose, JAZZY.types
+    return types['geometry_msgs/msg/TransformStamped'](
+        header(stamp_ns, parent),
+        child,
+        types['geometry_msgs/msg/Transform'](
+            types['geometry_msgs/msg/Vector3'](*map(float, xyz)), pose.orientation
+        ),
+    )
+
+
+def tf_message(*transforms):
+    return JAZZY.types['tf2_msgs/msg/TFMessage'](list(transforms))
+
+
+def pose_with_covariance_stamped(stamp_ns, xyz):
+    message = odometry(stamp_ns, xyz)
+    return JAZZY.types['geometry_msgs/msg/PoseWithCovarianceStamped'](
+        header(stamp_ns, 'world'), message.pose
+    )
+
+
 def write_bag(path, messages, storage='sqlite3', compression=None):
     """Write (topic, time of recording, message) tuples as rosbag2 folder `path`."""
     writer = Writer(path, version=9, storage_plugin=StoragePlugin[storage.upper()])

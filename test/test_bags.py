@@ -4,18 +4,23 @@ import sys
 
 from bag_writer import (
     compressed_image,
+    header,
     NOETIC,
     odometry,
     pose_stamped,
+    pose_with_covariance_stamped,
     raw_image,
+    tf_message,
+    transform_stamped,
     write_bag,
     write_ros1_bag,
 )
-from lingbot_map.bags import read_ground_truth
+from lingbot_map.bag_poses import read_pose_topic
 from lingbot_map.sources import open_source, SourceError
 import numpy as np
 import pytest
-from rosbags.rosbag2 import CompressionFormat, CompressionMode
+from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, Writer
+from rosbags.typesys import get_types_from_msg, get_typestore, Stores
 
 SECOND = 10**9
 
@@ -211,15 +216,17 @@ def test_rosbags_missing_is_one_line(tmp_path, monkeypatch):
         open_source(bag)
 
 
-@pytest.mark.parametrize('make', [odometry, pose_stamped])
+@pytest.mark.parametrize(
+    'make', [odometry, pose_stamped, pose_with_covariance_stamped, transform_stamped]
+)
 def test_ground_truth_is_found_by_its_name(tmp_path, make):
     messages = (
         pictures(2)
         + [('/odom', SECOND, odometry(SECOND, (9, 9, 9)))]
         + [('/ground_truth/pose', 0, make(stamp * SECOND, (stamp, 2, 3))) for stamp in (2, 1)]
     )
-    track = read_ground_truth(write_bag(tmp_path / 'bag', messages))
-    assert track.topic == '/ground_truth/pose'
+    track = read_pose_topic(write_bag(tmp_path / 'bag', messages))
+    assert track.name.endswith(' /ground_truth/pose')
     assert track.stamps_ns.tolist() == [SECOND, 2 * SECOND]
     np.testing.assert_allclose(
         track.T[1], [[0, -1, 0, 2], [1, 0, 0, 2], [0, 0, 1, 3], [0, 0, 0, 1]], atol=1e-12
@@ -230,7 +237,76 @@ def test_ground_truth_by_topic_or_none(tmp_path):
     bag = write_bag(
         tmp_path / 'bag', [*pictures(2), ('/odom', SECOND, odometry(SECOND, (9, 9, 9)))]
     )
-    assert read_ground_truth(bag) is None
-    assert read_ground_truth(bag, 'odom').T[0, 0, 3] == 9
+    assert read_pose_topic(bag) is None
+    assert read_pose_topic(bag, 'odom').T[0, 0, 3] == 9
     with pytest.raises(SourceError, match=r"no poses on '/image'; pose topics: /odom"):
-        read_ground_truth(bag, '/image')
+        read_pose_topic(bag, '/image')
+
+
+def transforms_bag(path):
+    messages = [*pictures(2)]
+    for stamp in (1, 2, 3):
+        messages.append(
+            (
+                '/tf',
+                stamp * SECOND,
+                tf_message(
+                    transform_stamped(stamp * SECOND, (stamp, 0, 0), 'base_link', 'odom'),
+                    transform_stamped(stamp * SECOND, (0, stamp, 0), 'tool', 'base_link'),
+                ),
+            )
+        )
+    messages.append(
+        ('/tf', 4 * SECOND, tf_message(transform_stamped(4 * SECOND, (4, 0, 0), 'base_link')))
+    )
+    return write_bag(path, messages)
+
+
+def test_transforms_are_chosen_by_their_child_frame(tmp_path):
+    bag = transforms_bag(tmp_path / 'bag')
+    track = read_pose_topic(bag, '/tf', 'tool')
+    assert track.body == 'tool'
+    assert track.stamps_ns.tolist() == [SECOND, 2 * SECOND, 3 * SECOND]
+    assert track.T[:, 1, 3].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ('frame', 'words'),
+    [
+        ('', 'choose one with --gt-frame: base_link, tool'),
+        ('lidar', "no poses of the frame 'lidar'; its frames: base_link, tool"),
+        ('base_link', "'base_link' in several parents: odom, world"),
+    ],
+)
+def test_a_choice_of_frame_that_is_none_is_named(tmp_path, frame, words):
+    with pytest.raises(SourceError, match=words):
+        read_pose_topic(transforms_bag(tmp_path / 'bag'), '/tf', frame)
+
+
+def test_types_that_only_the_bag_knows(tmp_path):
+    """A type of the robot's maker lies between the images; its definition is in the bag."""
+    definition = 'std_msgs/Header header\nfloat32[3] forces\n'
+    store = get_typestore(Stores.ROS2_JAZZY)
+    store.register(get_types_from_msg(definition, 'acme_msgs/msg/Forces'))
+    writer = Writer(tmp_path / 'bag', version=9, storage_plugin=StoragePlugin.MCAP)
+    with writer:
+        forces = writer.add_connection('/forces', 'acme_msgs/msg/Forces', typestore=store)
+        images = writer.add_connection('/image', 'sensor_msgs/msg/Image', typestore=store)
+        message = store.types['acme_msgs/msg/Forces'](header(SECOND), np.zeros(3, np.float32))
+        for topic, stamp, image in pictures(3):
+            assert topic == '/image'
+            writer.write(forces, stamp, store.serialize_cdr(message, 'acme_msgs/msg/Forces'))
+            writer.write(images, stamp, store.serialize_cdr(image, 'sensor_msgs/msg/Image'))
+    assert_reads_pictures(open_source(tmp_path / 'bag'), 3)
+    with pytest.raises(SourceError, match=r'image topics: /image'):
+        open_source(tmp_path / 'bag', '/forces')
+
+
+def test_pictures_are_decoded_only_when_asked_for(tmp_path, monkeypatch):
+    source = open_source(write_bag(tmp_path / 'bag', pictures(5)))
+    decoded = []
+    monkeypatch.setattr(type(source), '_rgb', lambda _, message: decoded.append(message))
+    for stamp_ns, read in source.lazy():
+        if stamp_ns == 7 * SECOND:
+            read()
+    assert len(decoded) == 1

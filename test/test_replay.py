@@ -304,7 +304,7 @@ def bad_inputs(tmp_path, folder):
         'out': ([walk, '--out', str(tmp_path / 'taken')], 'taken.* is not a folder'),
         'checkpoint': ([walk, *tiny, '--checkpoint', 'no.pt'], "'no.pt' is not a file"),
         'topic': ([walk, '--image-topic', '/x'], 'not a bag'),
-        'truth': ([walk, '--ground-truth', '/x'], 'not a bag'),
+        'truth': ([walk, '--ground-truth', '/x'], 'not a file, and.*not a bag'),
     }
 
 
