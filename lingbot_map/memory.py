@@ -112,10 +112,8 @@ class StreamMemory:
             raise ValueError(
                 f'{frames} frames at once are possible only as the first, kept batch; '
                 'reset the memory first or pass one frame at a time')
-        if keep and self.kept + frames > self.shape.max_keyframes:
-            raise StreamLimitError(
-                f'the memory is full: {self.kept} frames kept and max_keyframes is '
-                f'{self.shape.max_keyframes}; raise max_keyframes or keyframe_interval, or reset')
+        if keep:
+            self._require_room(frames)
         self._frames, self._in_scratch = frames, not keep
         for offset in range(frames):
             self.slot_frames[self._slot(self.kept + offset)] = self.kept + offset
@@ -124,8 +122,13 @@ class StreamMemory:
             min(self.kept, resident) + 1)
 
     def commit(self) -> None:
-        """Keep the frames just written; a frame in the scratch slot moves to its ring slot."""
+        """
+        Keep the frames just written; a frame in the scratch slot moves to its ring slot.
+
+        :raises StreamLimitError: no room for the frame in the scratch slot.
+        """
         if self._in_scratch:
+            self._require_room(1)
             scratch, self._in_scratch = self._slot(self.kept), False
             ring = self._slot(self.kept)
             self.slot_frames[ring] = self.kept
@@ -160,6 +163,12 @@ class StreamMemory:
         keys[:, :, self.kept:end] = k
         values[:, :, self.kept:end] = v
         return attend_fully(q, keys[:, :, :end], values[:, :, :end])
+
+    def _require_room(self, frames: int) -> None:
+        if self.kept + frames > self.shape.max_keyframes:
+            raise StreamLimitError(
+                f'the memory is full: {self.kept} frames kept and max_keyframes is '
+                f'{self.shape.max_keyframes}; raise max_keyframes or keyframe_interval, or reset')
 
     def _slot(self, frame: int) -> int:
         """Return the patch slot of the frame with kept number `frame` in the current mode."""
