@@ -100,7 +100,7 @@ def test_wrong_shape_is_one_line(tmp_path, capsys):
 
 
 def test_not_implemented_unless_skipped(tmp_path, monkeypatch, capsys):
-    monkeypatch.delattr(GCTStream, 'inference_windowed', raising=False)
+    monkeypatch.setattr(GCTStream, 'inference_windowed', None)
     for name in ('tiny_config.json', 'tiny_frames.safetensors', 'tiny_windowed.safetensors'):
         shutil.copy(GOLDEN / name, tmp_path)
     config = json.loads((tmp_path / 'tiny_config.json').read_text())
@@ -140,7 +140,7 @@ def test_cuda_without_a_device(monkeypatch, capsys):
 
 @pytest.mark.cuda
 def test_golden_data_on_cuda():
-    assert main([str(GOLDEN), '--device', 'cuda', '--skip', 'windowed']) == 0
+    assert main([str(GOLDEN), '--device', 'cuda']) == 0
 
 
 def test_empty_folder(tmp_path, capsys):

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from check_golden import list_settings
 from golden_folder import GoldenFolder, Setting
-from lingbot_map.models.gct_stream import GCTStream
 import pytest
 
 GOLDEN = GoldenFolder(Path(__file__).parent / 'golden')
@@ -14,9 +13,6 @@ def as_test(setting: Setting):
     marks = []
     if setting.part == 'full_size':
         marks.append(pytest.mark.slow)
-    if setting.part == 'windowed' and not hasattr(GCTStream, 'inference_windowed'):
-        reason = 'windowed inference and keyframes chosen by flow are not offered yet'
-        marks.append(pytest.mark.xfail(strict=True, raises=NotImplementedError, reason=reason))
     return pytest.param(setting, id=f'{setting.part}-{setting.name}', marks=marks)
 
 

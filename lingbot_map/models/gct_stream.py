@@ -8,6 +8,7 @@ from lingbot_map.heads.dpt_head import DPTHead
 from lingbot_map.layers.attention import attend_masked, init_linear
 from lingbot_map.layers.vit import PatchEmbed, PatchEncoder
 from lingbot_map.memory import MemoryShape, StreamMemory
+from lingbot_map.models.sequence_drivers import SequenceDrivers
 import torch
 from torch import nn, Tensor
 
@@ -18,7 +19,7 @@ ENCODERS = {
 Outputs = dict[str, Tensor]
 
 
-class GCTStream(nn.Module):
+class GCTStream(SequenceDrivers, nn.Module):
     """
     The streaming network. Weights live here; a sequence lives in a `StreamMemory`.
 
@@ -207,37 +208,6 @@ class GCTStream(nn.Module):
         if not self.training:
             outputs['images'] = images
         return outputs
-
-    @torch.no_grad()
-    def inference_streaming(self, images: Tensor, num_scale_frames: int | None = None,
-                            keyframe_interval: int = 1, output_device=None) -> Outputs:
-        """
-        Run a whole sequence (S, 3, H, W) or (1, S, 3, H, W), on any device, frame by frame.
-
-        Returns `pose_enc`, dense outputs and `images` concatenated along S, moved to
-        `output_device` at once if it is given (the memory is then released at the end).
-        """
-        images = self._checked(images)
-        total = images.shape[1]
-        scale_frames = min(num_scale_frames or self.num_frame_for_scale, total)
-        self.clean_kv_cache()
-        device = self.aggregator.camera_token.device
-        self._own_memory(*images.shape[-2:], total, total)
-        steps = []
-        for start in (0, *range(scale_frames, total)):
-            end = start + 1 if start else scale_frames
-            keep = keyframe_interval <= 1 or (start - scale_frames) % keyframe_interval == 0
-            self._set_skip_append(bool(start) and not keep)
-            step = self(images[:, start:end].to(device), num_frame_for_scale=scale_frames,
-                        num_frame_per_block=end - start, causal_inference=True)
-            steps.append({key: value.to(output_device or device) for key, value in step.items()
-                          if key not in ('images', 'pose_enc_list')})
-        self._set_skip_append(False)
-        if output_device is not None:
-            self.memory = None
-        result = {key: torch.cat([step[key] for step in steps], 1) for key in steps[0]}
-        result['images'] = images.to(output_device or images.device)
-        return result
 
     def clean_kv_cache(self) -> None:
         """Forget the sequence in `memory`, and any mode left by an interrupted call."""
