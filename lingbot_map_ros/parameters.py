@@ -14,7 +14,6 @@ import difflib
 import sys
 
 from lingbot_map_ros.parameter_spec import ParameterError, Spec, Value
-from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
 
 
 def _of(spec: Spec):
@@ -177,6 +176,9 @@ PARAMETERS: dict[str, Spec] = _specs(NodeParams)
 
 def declare_params(node) -> None:
     """Declare all parameters on a node; raise ParameterError on a wrong value given at start."""
+    # Imported here: evaluation reads this table where there is no ROS.
+    from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor
+
     for name, spec in PARAMETERS.items():
         # Typed here and not by rclpy: 2 is a valid 2.0, and an unquoted off is 'off'.
         descriptor = ParameterDescriptor(
