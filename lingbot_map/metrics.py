@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 ALIGNMENTS = ('none', 'se3', 'sim3')
+_LENGTH_TOLERANCE = 0.1  # of the length of a stretch
 _DEGENERATE = 1e-12  # of the squared extent: below it a point set has no size
 
 
@@ -114,20 +115,47 @@ def rpe(estimate: np.ndarray, truth: np.ndarray, delta: int = 1) -> Rpe:
     """
     if delta < 1:
         raise ValueError(f'delta is {delta}: set it to 1 or more')
+    if len(truth) <= delta:
+        raise MetricsError(f'{len(truth)} poses hold no step of {delta}')
+    first = np.arange(len(truth) - delta)
+    return _rpe(estimate, truth, first, first + delta)
+
+
+def rpe_over_path(estimate: np.ndarray, truth: np.ndarray, length: float) -> Rpe:
+    """
+    Return the relative pose error of poses (N, 4, 4) over stretches of `length`.
+
+    From each pose the stretch goes to the later pose whose distance along the true path is
+    nearest to `length`; where that is more than 10 % off, there is none. Unit of the truth.
+    """
+    if not length > 0:
+        raise ValueError(f'length is {length}: set it to a positive number')
+    steps = np.linalg.norm(np.diff(truth[:, :3, 3], axis=0), axis=1)
+    along = np.concatenate(([0.0], np.cumsum(steps)))
+    first = np.arange(len(truth) - 1)
+    second = np.searchsorted(along, along[first] + length).clip(max=len(truth) - 1)
+    before = np.maximum(second - 1, first + 1)
+    miss = np.abs(along[np.stack((before, second))] - along[first] - length)
+    second = np.where(miss[0] <= miss[1], before, second)
+    fits = miss.min(axis=0) <= _LENGTH_TOLERANCE * length
+    if not fits.any():
+        raise MetricsError(f'the path of {along[-1]:.3g} holds no stretch of {length:g}')
+    return _rpe(estimate, truth, first[fits], second[fits])
+
+
+def _rpe(estimate: np.ndarray, truth: np.ndarray, first: np.ndarray, second: np.ndarray) -> Rpe:
     if estimate.shape != truth.shape or estimate.shape[1:] != (4, 4):
         raise MetricsError(
             f'poses have shapes {estimate.shape} and {truth.shape}: both need (N, 4, 4)'
         )
     if not (np.isfinite(estimate).all() and np.isfinite(truth).all()):
         raise MetricsError('a pose is not finite')
-    if len(truth) <= delta:
-        raise MetricsError(f'{len(truth)} poses hold no step of {delta}')
-    step_estimate = np.linalg.inv(estimate[:-delta]) @ estimate[delta:]
-    step_truth = np.linalg.inv(truth[:-delta]) @ truth[delta:]
+    step_estimate = np.linalg.inv(estimate[first]) @ estimate[second]
+    step_truth = np.linalg.inv(truth[first]) @ truth[second]
     difference = np.linalg.inv(step_truth) @ step_estimate
     return Rpe(
         _statistics(np.linalg.norm(difference[:, :3, 3], axis=1)),
-        _statistics(np.degrees(_rotation_angle(difference[:, :3, :3]))),
+        _statistics(rotation_angles_deg(difference[:, :3, :3])),
     )
 
 
@@ -155,10 +183,11 @@ def associate(
     return near, nearest[near]
 
 
-def _rotation_angle(R: np.ndarray) -> np.ndarray:
-    """Return angles (N,) in radians; atan2 of both parts stays exact near 0 and pi."""
+def rotation_angles_deg(R: np.ndarray) -> np.ndarray:
+    """Return the angles (N,) of rotations (N, 3, 3); atan2 of both parts is exact everywhere."""
     axis = np.stack((R[:, 2, 1] - R[:, 1, 2], R[:, 0, 2] - R[:, 2, 0], R[:, 1, 0] - R[:, 0, 1]), 1)
-    return np.arctan2(np.linalg.norm(axis, axis=1), np.trace(R, axis1=1, axis2=2) - 1)
+    cosine = np.trace(R, axis1=1, axis2=2) - 1
+    return np.degrees(np.arctan2(np.linalg.norm(axis, axis=1), cosine))
 
 
 def _paired(estimate: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,147 @@
+"""
+All figures of one trajectory against the truth, as plain values for metrics.json.
+
+The estimate is in map units, the truth in metres. Every figure is a function of the poses alone:
+the same poses give the same bytes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from lingbot_map.ground_truth import PoseTrack
+from lingbot_map.metrics import (
+    ALIGNMENTS,
+    associate,
+    Ate,
+    ate,
+    MetricsError,
+    path_length,
+    rotation_angles_deg,
+    rpe,
+    rpe_over_path,
+    Similarity,
+)
+import numpy as np
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """How figures are measured."""
+
+    tolerance_s: float = 0.02  # between the stamps of an image and of its true pose
+    rpe_frames: Sequence[int] = (1, 10)
+    rpe_metres: Sequence[float] = (1.0, 10.0, 100.0)
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Poses (camera to map) and, row by row, the true ones (camera to the world of the truth)."""
+
+    stamps_ns: np.ndarray  # (M,) int64
+    T: np.ndarray  # (M, 4, 4)
+    T_true: np.ndarray  # (M, 4, 4)
+    largest_gap_s: float  # between the stamps of a pair
+
+
+def match(
+    stamps_ns: Sequence[int], T: np.ndarray, truth: PoseTrack, tolerance_s: float
+) -> Matched:
+    """
+    Return each pose with the true pose of its time; no pose is used twice.
+
+    Raises MetricsError that shows both spans of time if there is no pair.
+    """
+    stamps_ns = np.asarray(stamps_ns, np.int64)
+    tolerance_ns = round(tolerance_s * 1e9)
+    if len(truth.stamps_ns) < len(stamps_ns):
+        theirs, ours = associate(truth.stamps_ns, stamps_ns, tolerance_ns)
+    else:
+        ours, theirs = associate(stamps_ns, truth.stamps_ns, tolerance_ns)
+    if not len(ours):
+        raise MetricsError(
+            f"no pose of '{truth.name}' lies within {tolerance_s:g} s of an image: images "
+            f'{_span(stamps_ns)}, poses {_span(truth.stamps_ns)}; are they of another time base?'
+        )
+    gaps = np.abs(stamps_ns[ours] - truth.stamps_ns[theirs])
+    return Matched(stamps_ns[ours], T[ours], truth.T[theirs], float(gaps.max() * 1e-9))
+
+
+def _span(stamps_ns: np.ndarray) -> str:
+    if not len(stamps_ns):
+        return 'none'
+    return f'{stamps_ns[0] * 1e-9:.3f} to {stamps_ns[-1] * 1e-9:.3f} s'
+
+
+def score(matched: Matched, options: ScoreOptions) -> tuple[dict, list[str]]:
+    """Return the figures, with None where there is no meaning, and a line on each of those."""
+    notes: list[str] = []
+    positions, true_positions = matched.T[:, :3, 3], matched.T_true[:, :3, 3]
+    errors = {
+        alignment: _or_none(lambda a=alignment: ate(positions, true_positions, a), notes)
+        for alignment in ALIGNMENTS
+    }
+    sim3 = errors['sim3']
+    relative = {'se3': _relative(matched.T, matched.T_true, options, notes), 'sim3': None}
+    if sim3 is not None:
+        scaled = matched.T.copy()
+        scaled[:, :3, 3] *= sim3.alignment.scale
+        relative['sim3'] = _relative(scaled, matched.T_true, options, notes)
+    length = path_length(true_positions)
+    figures = {
+        'path_length_m': length,
+        'scale': None if sim3 is None else sim3.alignment.scale,
+        'ate': {name: _plain(error) for name, error in errors.items()},
+        'ate_percent_of_path': {
+            name: 100 * error.error.rmse / length if error is not None and length else None
+            for name, error in errors.items()
+        },
+        'rpe': relative,
+        'drift_percent': {name: _drift(value) for name, value in relative.items()},
+    }
+    return figures, list(dict.fromkeys(notes))
+
+
+def pose_errors(matched: Matched, alignment: Similarity) -> tuple[np.ndarray, np.ndarray]:
+    """Return position errors (M,) [m] and rotation errors (M,) [deg] after an alignment."""
+    distances = np.linalg.norm(alignment(matched.T[:, :3, 3]) - matched.T_true[:, :3, 3], axis=1)
+    turned = alignment.R @ matched.T[:, :3, :3]
+    difference = np.swapaxes(matched.T_true[:, :3, :3], 1, 2) @ turned
+    return distances, rotation_angles_deg(difference)
+
+
+def _or_none(measure: Callable[[], object], notes: list[str]):
+    try:
+        return measure()
+    except MetricsError as error:
+        notes.append(str(error))
+        return None
+
+
+def _plain(error: Ate | None) -> dict | None:
+    return None if error is None else asdict(error.error)
+
+
+def _relative(
+    T: np.ndarray, T_true: np.ndarray, options: ScoreOptions, notes: list[str]
+) -> dict[str, dict]:
+    def measured(measure, steps):
+        results = {
+            f'{step:g}': _or_none(lambda s=step: measure(T, T_true, s), notes) for step in steps
+        }
+        return {step: asdict(result) for step, result in results.items() if result is not None}
+
+    return {
+        'frames': measured(rpe, options.rpe_frames),
+        'metres': measured(rpe_over_path, options.rpe_metres),
+    }
+
+
+def _drift(relative: dict | None) -> float | None:
+    """Return the mean error of translation per length in percent, averaged over the lengths."""
+    if not relative or not relative['metres']:
+        return None
+    shares = [
+        100 * error['translation']['mean'] / float(length)
+        for length, error in relative['metres'].items()
+    ]
+    return float(np.mean(shares))
