@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 _FORMATS = ('JPEG', 'PNG', 'TIFF', 'WEBP')  # what cameras send; Pillow knows stranger ones
-_DAMAGED = (  # what Pillow lets through from the layers below it when bytes are missing or wrong
+DAMAGED_PICTURE = (  # what Pillow lets through from the layers below it
     OSError,
     SyntaxError,
     ValueError,
@@ -45,7 +45,7 @@ def compressed_to_rgb(message) -> np.ndarray:
             raw = picture.format != 'JPEG' and picture.mode in ('L', 'I;16', 'I;16B', 'I')
     except UnsupportedImage:
         raise
-    except _DAMAGED:
+    except DAMAGED_PICTURE:
         raise UnsupportedImage(
             f'its {len(message.data)} bytes in format {shown} are not a jpeg or png picture, or '
             'are damaged',
