@@ -6,6 +6,7 @@ from pathlib import Path
 
 COMPILE_MODES = ('auto', 'off')
 DTYPES = ('auto', 'float32', 'bfloat16', 'float16')
+KEYFRAME_POLICIES = ('interval', 'flow', 'auto')
 
 # Arguments of GCTStream.from_config. `full` is the released network; its checkpoints have no point
 # head. `demo` is trained on rendered rooms and comes with the package. `tiny` is for tests.
@@ -36,12 +37,19 @@ class StreamConfig:
     num_scale_frames: int = 8  # frames in the scale batch, and anchors that are never evicted
     sliding_window: int = 64  # newest kept frames whose patches are attended to
     max_keyframes: int = 320  # kept frames between two resets; training saw up to 320 views
-    keyframe_interval: int = 1  # every n-th frame after the scale batch is kept
+    # 'interval': every n-th frame after the scale batch is kept; 'flow': those that the camera
+    # moved for; 'auto': every n-th, so that expected_frames do not exceed max_keyframes.
+    keyframe_policy: str = 'interval'
+    keyframe_interval: int = 1
+    flow_threshold: float = 20.0  # mean flow since the last keyframe [px of the network input]
+    max_non_keyframe_gap: int = 30  # frames after which one is kept whatever the flow
+    expected_frames: int = 0  # length of the run
     image_width: int = 518  # width of the network input [px], a multiple of the patch size
 
     def __post_init__(self):
         for name, least in (('num_scale_frames', 1), ('sliding_window', 0),
-                            ('max_keyframes', 1), ('keyframe_interval', 1), ('image_width', 1)):
+                            ('max_keyframes', 1), ('keyframe_interval', 1), ('image_width', 1),
+                            ('max_non_keyframe_gap', 1), ('expected_frames', 0)):
             value = getattr(self, name)
             if value < least:
                 raise ValueError(f"'{name}' is {value}; it must be at least {least}")
@@ -49,6 +57,21 @@ class StreamConfig:
             raise ValueError(
                 f"'max_keyframes' is {self.max_keyframes}, less than num_scale_frames "
                 f'({self.num_scale_frames}); raise it')
+        self._check_policy()
+
+    def _check_policy(self):
+        if self.keyframe_policy not in KEYFRAME_POLICIES:
+            raise ValueError(f"'keyframe_policy' is '{self.keyframe_policy}'; "
+                             f'use {", ".join(KEYFRAME_POLICIES)}')
+        if self.keyframe_policy == 'flow' and not self.flow_threshold > 0:
+            raise ValueError(f"'flow_threshold' is {self.flow_threshold}; "
+                             'it must be above 0 px for keyframes by flow')
+        if self.keyframe_policy == 'auto' and not self.expected_frames:
+            raise ValueError("'keyframe_policy' is 'auto', which needs 'expected_frames': "
+                             'the number of images of the run')
+        if self.keyframe_policy == 'auto' and self.max_keyframes == self.num_scale_frames:
+            raise ValueError("'keyframe_policy' is 'auto', which needs 'max_keyframes' above "
+                             f"'num_scale_frames' ({self.num_scale_frames})")
 
 
 def demo_checkpoint() -> Path:

@@ -6,8 +6,9 @@ import time
 
 from lingbot_map.config import StreamConfig
 from lingbot_map.geometry import decode_pose
+from lingbot_map.keyframes import interval_for, Keyframes
 from lingbot_map.memory import StreamLimitError, StreamMemory
-from lingbot_map.models.gct_stream import GCTStream
+from lingbot_map.models.gct_stream import GCTStream, Outputs
 from lingbot_map.preprocess import crop_map, PixelMap, resize_on_device, resize_pillow
 import numpy as np
 import torch
@@ -59,7 +60,7 @@ class StreamEngine:
         model.kv_cache_scale_frames = config.num_scale_frames
         model.kv_cache_sliding_window = config.sliding_window
         self._model, self._config, self._device = model, config, torch.device(device)
-        self.keyframe_interval = config.keyframe_interval
+        self._keyframes = _keyframes(config)
         self._memory: StreamMemory | None = None
         self._network_size: tuple[int, int] | None = None  # width, height
         self.reset()
@@ -69,6 +70,7 @@ class StreamEngine:
         self._waiting: list[_Frame] = []
         self._scale_frames = 0  # size of the scale batch that was run, 0 before
         self._streamed = 0
+        self._keyframes.start(None)
         if self._memory is not None:
             self._memory.reset()
 
@@ -87,6 +89,16 @@ class StreamEngine:
         """Frames kept since the last reset."""
         return 0 if self._memory is None else self._memory.kept
 
+    @property
+    def keyframe_interval(self) -> int:
+        """Every n-th frame is kept; to be set at any time with the keyframe policy 'interval'."""
+        return self._keyframes.interval
+
+    @keyframe_interval.setter
+    def keyframe_interval(self, interval: int) -> None:
+        if self._config.keyframe_policy == 'interval':
+            self._keyframes.interval = interval
+
     @torch.inference_mode()
     def warm_up(self, height: int, width: int) -> None:
         """Allocate for images of `height` x `width` and run every path once; ends in a reset."""
@@ -94,12 +106,15 @@ class StreamEngine:
         self._prepare(mapping)
         noise = torch.randint(0, 256, (3, *mapping.network_size[::-1]), dtype=torch.uint8)
         frame = _Frame(None, noise.to(self._device), mapping, 0.0)
-        count = self._config.num_scale_frames
-        self._run([frame] * count, keep=True)
-        self._scale_frames = count
-        if self._memory.kept < self._memory.shape.max_keyframes:
-            self._run([frame], keep=True)
-        self._run([frame], keep=False)
+        self._run_scale_batch([frame] * self._config.num_scale_frames)
+        interval = self._keyframes.interval
+        try:
+            self._keyframes.interval = 2  # the first frame is kept and the second is not
+            for _ in range(2):
+                if self._memory.kept < self._memory.shape.max_keyframes:
+                    self._run_frame(frame)
+        finally:
+            self._keyframes.interval = interval
         self.reset()
 
     @torch.inference_mode()
@@ -123,10 +138,7 @@ class StreamEngine:
             self._waiting.append(frame)
             full = len(self._waiting) == self._config.num_scale_frames
             return self.flush() if full else []
-        keep = self._streamed % self.keyframe_interval == 0
-        results = self._run([frame], keep)
-        self._streamed += 1
-        return results
+        return [self._run_frame(frame)]
 
     @torch.inference_mode()
     def flush(self) -> list[FrameResult]:
@@ -134,9 +146,7 @@ class StreamEngine:
         if not self._waiting:
             return []
         frames, self._waiting = self._waiting, []
-        results = self._run(frames, keep=True)
-        self._scale_frames = len(frames)
-        return results
+        return self._run_scale_batch(frames)
 
     def network_size(self, height: int, width: int) -> tuple[int, int]:
         """
@@ -171,25 +181,54 @@ class StreamEngine:
             self._network_size = mapping.network_size
         self.reset()
 
-    def _run(self, frames: list[_Frame], keep: bool) -> list[FrameResult]:
+    def _run_scale_batch(self, frames: list[_Frame]) -> list[FrameResult]:
         start = time.perf_counter()
-        first = self._scale_frames + self._streamed
-        self._memory.write(len(frames), keep)
-        images = torch.stack([frame.image for frame in frames])
-        outputs = self._model.stream(
-            images[None].float() / 255, self._memory, self._scale_frames or len(frames))
-        if keep:
+        self._memory.write(len(frames), keep=True)
+        images, outputs = self._forward(frames, len(frames))
+        self._memory.commit()
+        self._keyframes.start(outputs['pose_enc'][0, -1])
+        results = self._results(frames, images, outputs, True, start)
+        self._scale_frames = len(frames)
+        return results
+
+    def _run_frame(self, frame: _Frame) -> FrameResult:
+        start = time.perf_counter()
+        self._memory.write(1, self._keyframes.keeps_early())
+        images, outputs = self._forward([frame], self._scale_frames)
+        kept = self._keyframes.keeps(outputs)
+        if kept:
             self._memory.commit()
         else:
             self._memory.undo()
-        pose_enc = outputs['pose_enc'][0].cpu().double()  # the one wait for the device
+        self._keyframes.advance(kept, outputs)
+        result, = self._results([frame], images, outputs, kept, start)
+        self._streamed += 1
+        return result
+
+    def _forward(self, frames: list[_Frame], scale_frames: int) -> tuple[Tensor, Outputs]:
+        images = torch.stack([frame.image for frame in frames])
+        return images, self._model.stream(images[None].float() / 255, self._memory, scale_frames)
+
+    def _results(self, frames: list[_Frame], images: Tensor, outputs: Outputs, kept: bool,
+                 start: float) -> list[FrameResult]:
+        first = self._scale_frames + self._streamed
+        pose_enc = outputs['pose_enc'][0].cpu().double()  # the wait for the device
         forward_ms = 1e3 * (time.perf_counter() - start)
         width, height = frames[0].mapping.network_size
         T_world_cam, K = (x.numpy() for x in decode_pose(pose_enc, height, width))
         return [
             FrameResult(
-                frame.tag, first + i, keep, T_world_cam[i], frame.mapping.to_original(K[i]), K[i],
+                frame.tag, first + i, kept, T_world_cam[i], frame.mapping.to_original(K[i]), K[i],
                 outputs['depth'][0, i, ..., 0], outputs['depth_conf'][0, i],
                 images[i].permute(1, 2, 0), frame.mapping,
                 {'preprocess': frame.preprocess_ms, 'forward': forward_ms / len(frames)})
             for i, frame in enumerate(frames)]
+
+
+def _keyframes(config: StreamConfig) -> Keyframes:
+    if config.keyframe_policy == 'flow':
+        return Keyframes(1, config.flow_threshold, config.max_non_keyframe_gap)
+    if config.keyframe_policy == 'auto':
+        return Keyframes(interval_for(
+            config.expected_frames, config.num_scale_frames, config.max_keyframes))
+    return Keyframes(config.keyframe_interval)

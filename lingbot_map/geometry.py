@@ -77,11 +77,16 @@ def rigid(R: Tensor, t: Tensor) -> Tensor:
     return T
 
 
-def unproject(depth: Tensor, K: Tensor) -> Tensor:
-    """Return camera points (..., H, W, 3) of z-depth (..., H, W), same unit; K (..., 3, 3)."""
+def unproject(depth: Tensor, K: Tensor, stride: int = 1) -> Tensor:
+    """
+    Return camera points (..., H, W, 3) of z-depth (..., H, W), same unit; K (..., 3, 3).
+
+    With a `stride`, only those of every n-th row and column.
+    """
     height, width = depth.shape[-2:]
-    v, u = torch.meshgrid(torch.arange(height, device=depth.device),
-                          torch.arange(width, device=depth.device), indexing='ij')
+    v, u = torch.meshgrid(torch.arange(0, height, stride, device=depth.device),
+                          torch.arange(0, width, stride, device=depth.device), indexing='ij')
+    depth = depth[..., ::stride, ::stride]
     K = K[..., None, None, :, :].to(depth.dtype)
     x = (u - K[..., 0, 2]) / K[..., 0, 0]
     y = (v - K[..., 1, 2]) / K[..., 1, 1]

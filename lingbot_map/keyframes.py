@@ -77,15 +77,18 @@ def mean_flow(pose_enc: Tensor, depth: Tensor, reference: Tensor) -> Tensor:
     both cameras; 0 if none does.
     """
     T_world_cam, K = decode_pose(torch.stack((pose_enc, reference)), *depth.shape)
-    depth = depth[::GRID_STRIDE, ::GRID_STRIDE]
-    K_grid = K.clone()
-    K_grid[:, :2] /= GRID_STRIDE
+    points = unproject(depth, K[0], GRID_STRIDE)
     T_reference_cam = invert(T_world_cam[1]) @ T_world_cam[0]
-    points = unproject(depth, K_grid[0]) @ T_reference_cam[:3, :3].T + T_reference_cam[:3, 3]
+    points = points @ T_reference_cam[:3, :3].T + T_reference_cam[:3, 3]
     seen = points / points[..., 2:].clamp_min(_NEAR)
-    before = unproject(torch.ones_like(depth), K_grid[1])
-    # Both on the plane z = 1 of the reference camera: times its focal lengths these are pixels.
-    shift = (seen - before) @ K[1].T
-    valid = (depth > _NEAR) & (points[..., 2] > _NEAR)
+    unmoved = unproject(torch.ones_like(depth), K[1], GRID_STRIDE)
+    # Both lie on the plane z = 1 of the reference camera: its focal lengths make pixels of them.
+    shift = (seen - unmoved) @ K[1].T
+    valid = (depth[::GRID_STRIDE, ::GRID_STRIDE] > _NEAR) & (points[..., 2] > _NEAR)
     flow = torch.where(valid, shift[..., :2].norm(dim=-1), 0.0)
     return flow.sum() / valid.sum().clamp_min(1)
+
+
+def interval_for(frames: int, scale_frames: int, max_keyframes: int) -> int:
+    """Return the smallest interval that keeps at most `max_keyframes` of a run of `frames`."""
+    return max(-(-(frames - scale_frames) // (max_keyframes - scale_frames)), 1)
