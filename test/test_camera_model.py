@@ -8,7 +8,7 @@ from sensor_msgs.msg import CameraInfo, RegionOfInterest
 W, H = 200, 160
 K = np.array([[150.0, 0, 98.0], [0, 155.0, 82.0], [0, 0, 1]])
 P = np.array([[130.0, 0, 101.0, 0], [0, 131.0, 77.0, 0], [0, 0, 1, 0]])
-I = np.eye(3)
+EYE = np.eye(3)
 DISTORTIONS = {
     'plumb_bob': [-0.28, 0.07, 0.002, -0.001, 0.01],
     'rational_polynomial': [0.4, -0.2, 0.001, -0.002, 0.05, 0.6, -0.1, 0.02],
@@ -17,7 +17,7 @@ DISTORTIONS = {
 }
 
 
-def info(model='plumb_bob', d=None, k=K, r=I, p=P, size=(W, H), **fields):
+def info(model='plumb_bob', d=None, k=K, r=EYE, p=P, size=(W, H), **fields):
     d = DISTORTIONS.get(model, []) if d is None else d
     message = CameraInfo(width=size[0], height=size[1], distortion_model=model, d=d, **fields)
     message.k, message.r, message.p = (np.array(m, float).ravel() for m in (k, r, p))
@@ -71,7 +71,7 @@ def turned(degrees):
     return np.array([[c, 0, s], [0, 1, 0], [-s, 0, c]])
 
 
-@pytest.mark.parametrize('R', [I, turned(4)], ids=['mono', 'stereo'])
+@pytest.mark.parametrize('R', [EYE, turned(4)], ids=['mono', 'stereo'])
 @pytest.mark.parametrize('model', DISTORTIONS)
 def test_pixels_move_as_the_model_says(model, R):
     camera = camera_of(info(model, r=R), False)
@@ -83,7 +83,7 @@ def test_pixels_move_as_the_model_says(model, R):
 def test_without_p_and_r_the_rectified_camera_has_k():
     camera = camera_of(info(p=np.zeros((3, 4)), r=np.zeros((3, 3))), False)
     np.testing.assert_array_equal(camera.K, K)
-    assert_rectifies(camera, 'plumb_bob', DISTORTIONS['plumb_bob'], I, K)
+    assert_rectifies(camera, 'plumb_bob', DISTORTIONS['plumb_bob'], EYE, K)
 
 
 @pytest.mark.parametrize('d', [[], [0.0] * 5])
@@ -114,7 +114,7 @@ def test_binning_and_region_of_interest_move_the_camera():
 def test_zeros_beyond_the_coefficients_of_a_model_are_ignored():
     d = DISTORTIONS['equidistant']
     camera = camera_of(info('equidistant', [*d, 0.0]), False)
-    assert_rectifies(camera, 'equidistant', d, I, P[:, :3])
+    assert_rectifies(camera, 'equidistant', d, EYE, P[:, :3])
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_zeros_beyond_the_coefficients_of_a_model_are_ignored():
         (info(k=K + np.inf), 'NaN'),
         (info(k=-K), 'focal'),
         (info(p=-P), 'focal'),
-        (info(r=2 * I), 'R'),
+        (info(r=2 * EYE), 'R'),
         (info(size=(0, 0)), '0x0'),
         (info(size=(2**31, 5)), f'{2**31}x5'),
         (info(binning_x=1000), '0x160'),
