@@ -31,7 +31,8 @@ class BagSource(Source):
         self._path = path
         self.skipped = 0
         with reading(path) as reader:
-            self.image_topic = _pick_image_topic(path, topic_counts(reader), image_topic)
+            self.topics = topic_counts(reader)
+            self.image_topic = _pick_image_topic(path, self.topics, image_topic)
             self._count = sum(c.msgcount for c in _connections(reader, self.image_topic))
             _, first = next(messages(reader, self.image_topic), (0, None))
         if first is None:

@@ -1,0 +1,87 @@
+"""One HTML page about one evaluation, with everything inlined: it can be sent as it is."""
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+import html
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #20242b; max-width: 1150px; margin: 2em auto;
+       padding: 0 1em; }
+h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; }
+img { max-width: 100%; } figure { margin: 1em 0; } figcaption { color: #5a6372; }
+table { border-collapse: collapse; margin: .5em 0; }
+td, th { border-bottom: 1px solid #d8dde5; padding: .2em .9em .2em 0; text-align: left;
+         vertical-align: top; }
+td:nth-child(n+2) { font-variant-numeric: tabular-nums; }
+.note { background: #fff4d6; padding: .5em .8em; border-radius: 4px; }
+"""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The content of the page, in the order in which it is shown."""
+
+    title: str
+    notes: list[str] = field(default_factory=list)  # what a reader must know first
+    figures: dict[str, object] = field(default_factory=dict)  # of metrics.json
+    pictures: dict[str, bytes] = field(default_factory=dict)  # caption -> PNG
+    timing: dict[str, object] = field(default_factory=dict)  # of timing.json
+    record: dict[str, object] = field(default_factory=dict)  # of run.yaml
+
+
+def as_html(report: Report) -> str:
+    """Return the page as one text without any reference to another file."""
+    title = html.escape(report.title)
+    notes = ''.join(f'<p class="note">{html.escape(note)}</p>\n' for note in report.notes)
+    pictures = ''.join(_picture(caption, png) for caption, png in report.pictures.items())
+    sections = ''.join(
+        f'<h2>{name}</h2>\n{_table(values)}'
+        for name, values in (
+            ('Figures', report.figures),
+            ('Time and memory', report.timing),
+            ('Settings and versions', report.record),
+        )
+        if values
+    )
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<style>{_STYLE}</style></head>\n<body>\n<h1>{title}</h1>\n{notes}{pictures}{sections}'
+        '</body></html>\n'
+    )
+
+
+def _picture(caption: str, png: bytes) -> str:
+    data = base64.b64encode(png).decode()
+    text = html.escape(caption)
+    return (
+        f'<figure><img alt="{text}" src="data:image/png;base64,{data}">'
+        f'<figcaption>{text}</figcaption></figure>\n'
+    )
+
+
+def _table(values: Mapping[str, object]) -> str:
+    rows = ''.join(
+        f'<tr><td>{html.escape(name)}</td><td>{html.escape(_text(value))}</td></tr>\n'
+        for name, value in _flat(values, '')
+    )
+    return f'<table>\n{rows}</table>\n'
+
+
+def _flat(values: Mapping[str, object], prefix: str):
+    """Yield (name, value) of nested mappings, with their names joined."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f'{prefix}{name} / ')
+        else:
+            yield f'{prefix}{name}', value
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return '-'
+    if isinstance(value, float):
+        return f'{value:.6g}'
+    if isinstance(value, list | tuple):
+        return ', '.join(_text(item) for item in value) or '-'
+    return str(value)

@@ -1,0 +1,216 @@
+"""
+Evaluate recordings: every image in order through the node's engine, without ROS.
+
+Each recording gets a folder DIR/NAME with trajectory, map, figures, pictures and report.html;
+several also a table. Finished ones are skipped when the same command runs again. Exit code 0:
+all are evaluated; 1: some are not; 2: none is, because of bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+import functools
+import json
+from pathlib import Path
+import signal
+import sys
+
+from lingbot_map.checkpoint import CheckpointError
+from lingbot_map.engine import StreamLimitError
+from lingbot_map.evaluation import deterministic_kernels
+from lingbot_map.ground_truth import NO_TRUTH
+from lingbot_map.metrics import MetricsError
+from lingbot_map.sources import open_source, SourceError
+from lingbot_map.tables import table_row, write_tables
+from lingbot_map_ros.evaluate_engine import load, Loaded, versions
+from lingbot_map_ros.evaluate_folders import is_finished, only_writer, Recording, unique_names
+from lingbot_map_ros.evaluate_recording import evaluate, Plan, plan
+from lingbot_map_ros.evaluate_results import line
+from lingbot_map_ros.evaluate_settings import add_arguments, complete, read_config, SettingsError
+from lingbot_map_ros.parameter_spec import ParameterError
+import torch
+
+PROGRAM = 'lingbot_map_evaluate'
+_BAD_INPUT = (SourceError, MetricsError, SettingsError, ParameterError, CheckpointError)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program; return its exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has them ignored
+        signal.signal(number, signal.default_int_handler)
+    args = vars(_parser().parse_args(argv))
+    out, overwrite = args.pop('out'), args.pop('overwrite')
+    try:
+        paths, settings = _inputs_and_settings(args.pop('recordings'), args.pop('config'), args)
+        recordings = _open(paths, settings)
+        with only_writer(out), deterministic_kernels() as kernels:
+            todo = [r for r in recordings if overwrite or not is_finished(out, r, settings)]
+            return _evaluate_all(recordings, todo, settings, kernels, out)
+    except _BAD_INPUT as error:
+        _say_error(str(error))
+        return 2
+    except OSError as error:
+        _say_error(str(error))
+        return 1
+    except KeyboardInterrupt:
+        _say_error('interrupted, nothing was written')
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog='Defaults in brackets.',
+    )
+    add = parser.add_argument
+    add(
+        'recordings',
+        nargs='*',
+        type=Path,
+        metavar='RECORDING',
+        help='rosbag2, ROS 1 bag, folder of images or of a data set (TUM RGB-D, EuRoC, KITTI, '
+        '7-Scenes), video',
+    )
+    add(
+        '--out',
+        type=Path,
+        metavar='DIR',
+        default=Path('results/evaluation'),
+        help='where to write (results/evaluation)',
+    )
+    add(
+        '--config',
+        type=Path,
+        metavar='run.yaml',
+        help='take settings, and the recording if none is given, from an earlier evaluation',
+    )
+    add('--overwrite', action='store_true', help='evaluate finished recordings again')
+    add_arguments(parser)
+    return parser
+
+
+def _inputs_and_settings(
+    paths: list[Path], config: Path | None, given: dict
+) -> tuple[list[Path], dict]:
+    """Return the recordings and the settings: what is given goes before what the file says."""
+    values = {}
+    if config is not None:
+        content = read_config(config)
+        values = content['settings'] | content['resolved']
+        paths = paths or [Path(str(content['input'].get('path')))]
+        _warn_of_versions(config, content['versions'])
+    settings = complete(values | given)
+    if not paths:
+        raise SettingsError('name a recording, or an earlier run.yaml with --config')
+    truth = settings['ground_truth']
+    if len(paths) > 1 and truth not in ('', NO_TRUTH) and Path(truth).is_file():
+        raise SettingsError(
+            f"ground_truth is the file '{truth}', which cannot belong to {len(paths)} recordings"
+        )
+    return paths, settings
+
+
+def _warn_of_versions(config: Path, recorded: dict) -> None:
+    present = versions()
+    changed = [
+        f'{name} {then} (now {present.get(name)})'
+        for name, then in recorded.items()
+        if present.get(name) != then
+    ]
+    if changed:
+        _say_error(f"'{config}' was made with {', '.join(changed)}: figures may differ")
+
+
+def _open(paths: list[Path], settings: dict) -> list[Recording]:
+    """Open all recordings, so that a wrong name shows before the first one runs."""
+    names = unique_names([path.resolve() for path in paths])
+    return [
+        Recording(path, name, open_source(path, settings['image_topic'], settings['fps']))
+        for path, name in zip(paths, names, strict=True)
+    ]
+
+
+def _evaluate_all(
+    recordings: list[Recording], todo: list[Recording], settings: dict, kernels: dict, out: Path
+) -> int:
+    load_once = functools.cache(lambda: load(settings))  # when the first recording is checked
+    done = [recording for recording in recordings if recording not in todo]
+    interrupted = False
+    for recording in done:
+        _say(f'{recording.name}: finished before, skipped')
+    for recording in todo:
+        try:
+            _evaluate_one(plan(recording, settings), load_once, kernels, out)
+        except (*_BAD_INPUT, StreamLimitError, torch.OutOfMemoryError) as error:
+            _say_error(f'{recording.name}: {_reason(error)}')
+            continue
+        except KeyboardInterrupt:
+            _say_error(f'{recording.name}: interrupted, it starts again next time')
+            interrupted = True
+            break
+        done.append(recording)
+        _write_tables([r for r in recordings if r in done], out)
+    if len(done) < len(recordings):
+        kept = f"{len(done)} of {len(recordings)} recordings are finished and kept in '{out}'"
+        _say_error(kept if done else 'nothing was written')
+    return 0 if len(done) == len(recordings) else 1 if done or interrupted else 2
+
+
+def _evaluate_one(
+    planned: Plan, load_once: Callable[[], Loaded], kernels: dict, out: Path
+) -> None:
+    source, folder = planned.recording.source, out / planned.recording.name
+    for topic, kind, count in getattr(source, 'topics', ()):
+        mark = '*' if topic == source.image_topic else ' '
+        _say(f'  {mark} {topic} ({kind}, {count} messages)')
+    loaded = load_once()
+    record = {
+        'settings': planned.settings,
+        'resolved': loaded.resolved,
+        'kernels': kernels,
+        'weights_sha256': loaded.weights_sha256,
+        'versions': versions(),
+    }
+    evaluate(planned, loaded.engine, loaded.device, folder, record)
+    metrics, times = _figures(folder)
+    _say(line(planned.recording.name, metrics, times))
+    for note in metrics['notes']:
+        _say(f'  {note}')
+    _say(f'wrote {folder}: report.html and {len(list(folder.iterdir())) - 1} more')
+
+
+def _figures(folder: Path) -> tuple[dict, dict]:
+    """Return metrics.json and timing.json of a finished evaluation."""
+    try:
+        return tuple(json.loads((folder / f'{n}.json').read_text()) for n in ('metrics', 'timing'))
+    except (OSError, ValueError) as error:
+        raise SettingsError(
+            f"'{folder}' is damaged, add --overwrite to evaluate it again: {error}"
+        ) from None
+
+
+def _write_tables(done: list[Recording], out: Path) -> None:
+    if len(done) > 1:
+        rows = {recording.name: table_row(*_figures(out / recording.name)) for recording in done}
+        write_tables(out, rows)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, torch.OutOfMemoryError):
+        return 'the memory of the GPU is full: lower --sliding-window, --image-width'
+    return str(error)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f'{text}\n')
+
+
+def _say_error(text: str) -> None:
+    sys.stderr.write(f'{PROGRAM}: {text}\n')
+
+
+if __name__ == '__main__':
+    sys.exit(main())
