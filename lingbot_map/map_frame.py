@@ -20,11 +20,16 @@ class MapFrame:
     Places the network's poses of one map.
 
     The first camera is the origin, x is where it looks, y its left, z its up; `scale` is map units
-    per network unit. That up is the camera's, not gravity's.
+    per network unit. That up is the camera's, not gravity's. For a camera mounted sideways
+    `R_upright_cam` (3, 3) leads from its optical axes to those of an upright one there.
     """
 
-    def __init__(self, scale: float):
+    def __init__(self, scale: float, R_upright_cam: np.ndarray | None = None):
         self._scale = scale
+        self._T_map_first = np.eye(4)
+        self._T_map_first[:3, :3] = R_REP103_OPTICAL
+        if R_upright_cam is not None:
+            self._T_map_first[:3, :3] = R_REP103_OPTICAL @ R_upright_cam
         self._T_map_world: np.ndarray | None = None
         self._previous_q = np.array([0.0, 0.0, 0.0, 1.0])
 
@@ -37,7 +42,7 @@ class MapFrame:
         if not np.isfinite(T_world_cam).all():
             raise FloatingPointError('the pose holds NaN or infinity')
         if self._T_map_world is None:
-            self._T_map_world = _from_optical() @ invert(T_world_cam)
+            self._T_map_world = self._T_map_first @ invert(T_world_cam)
         T_map_cam = self._T_map_world @ T_world_cam
         T_map_cam[:3, 3] *= self._scale
         q_xyzw = unit_quaternion(T_map_cam[:3, :3])
@@ -51,9 +56,3 @@ def unit_quaternion(R: np.ndarray) -> np.ndarray:
     """Return the unit quaternion xyzw (4,) of a rotation (3, 3), also of one a little off."""
     q_xyzw = matrix_to_quaternion(torch.from_numpy(np.array(R, np.float64))).numpy()
     return q_xyzw / np.linalg.norm(q_xyzw)
-
-
-def _from_optical() -> np.ndarray:
-    T = np.eye(4)
-    T[:3, :3] = R_REP103_OPTICAL
-    return T

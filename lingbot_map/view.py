@@ -11,7 +11,7 @@ import cv2
 from lingbot_map.camera_model import Camera
 from lingbot_map.engine import FrameResult
 from lingbot_map.preprocess import PixelMap
-from lingbot_map.turning import turn_back, turn_intrinsics, turn_picture
+from lingbot_map.turning import turn_back, turn_intrinsics, turn_picture, turn_size
 import numpy as np
 import torch
 
@@ -20,19 +20,22 @@ GREY = (124, 116, 104)  # the mean that the network subtracts (spec section 3): 
 
 class View:
     """
-    One camera with pictures of one size; the pictures and results of one map go through one.
+    Pictures of one `size` (width, height); those of a map and its results go through one view.
 
-    `seen` (H, W) bool: raw pixels that are not masked. `degrees`: see `turn_picture`.
+    `camera`: of the same size, None if it is not known. `seen` (H, W) bool: raw pixels that are
+    not masked. `degrees`: see `turn_picture`.
     `replace_intrinsics`: results get the camera's intrinsics instead of the predicted ones.
     """
 
     def __init__(
         self,
+        size: tuple[int, int],
         camera: Camera | None = None,
         seen: np.ndarray | None = None,
         degrees: int = 0,
         replace_intrinsics: bool = False,
     ):
+        self.size, self.upright_size = size, turn_size(size, degrees)
         self._camera, self._degrees = camera, degrees
         self._K = None
         if replace_intrinsics and camera is not None:

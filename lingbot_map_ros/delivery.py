@@ -5,6 +5,7 @@ from __future__ import annotations
 from lingbot_map.engine import FrameResult
 from lingbot_map.map_frame import MapFrame, Pose
 from lingbot_map.points import PointFilter
+from lingbot_map.turning import turn_rotation
 from lingbot_map_ros.ledger import BAD_POSE, Dropped
 from lingbot_map_ros.publishing import DepthOutput, Outputs
 
@@ -18,7 +19,8 @@ class Delivery:
 
     def begin(self) -> None:
         """Turn to a new map: the next result is its origin."""
-        self._map_frame = MapFrame(self._outputs.params.scale)
+        params = self._outputs.params
+        self._map_frame = MapFrame(params.scale, turn_rotation(params.image_rotation))
 
     def publish(self, result: FrameResult) -> Pose:
         """Publish the pose at once and return it; raise Dropped when it must not go out."""

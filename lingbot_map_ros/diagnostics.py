@@ -42,6 +42,7 @@ def _settings(pipeline: Pipeline) -> dict[str, object]:
         'checkpoint': params.checkpoint or 'packaged',
         'device': params.device,
         'queue': params.queue,
+        'camera_info': pipeline.images.camera_status,
         'scale': f'{params.scale:g}' + (' (relative)' if params.scale == 1.0 else ''),
     }
 
@@ -55,6 +56,7 @@ def _counts(pipeline: Pipeline) -> dict[str, object]:
         'images_while_paused': counts.paused,
     }
     values |= {f'dropped.{reason}': counts.dropped.get(reason, 0) for reason in DROP_REASONS}
+    values['bad_images'] = ', '.join(f'{kind}: {n}' for kind, n in pipeline.ledger.kinds().items())
     values |= {'input_rate_hz': f'{pace.input_hz:.1f}', 'output_rate_hz': f'{pace.output_hz:.1f}'}
     if pace.latencies_ms:
         values |= {

@@ -40,6 +40,7 @@ DROP_REASONS = {
 }
 _EXPECTED = {SUPERSEDED, RESET, INACTIVE}  # nothing is wrong when these happen
 _LOG_PERIOD_S = 5.0
+_MAX_KINDS = 50  # told apart; nonsense on a topic must not fill the memory
 _WINDOW_S = 5.0  # over which rates and latencies are taken
 
 
@@ -100,6 +101,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._received = self._out = self._paused = 0
         self._dropped = Counter()
+        self._kinds = Counter()
         self._logged_s: dict[str, float] = {}
         self._trouble_s = -float('inf')
         self._arrivals_s: deque[float] = deque()
@@ -125,8 +127,12 @@ class Ledger:
             while self._departures[0][0] < now_s - _WINDOW_S:
                 self._departures.popleft()
 
-    def count_drop(self, reason: str, why: str = '') -> None:
-        """Count one dropped image; `why` is logged, at most every few seconds per reason."""
+    def count_drop(self, reason: str, why: str = '', kind: str = '') -> None:
+        """
+        Count one dropped image and log why.
+
+        That is at most every few seconds per reason, and only once for all images of a `kind`.
+        """
         assert reason in DROP_REASONS, reason
         now_s = time.monotonic()
         with self._lock:
@@ -134,11 +140,23 @@ class Ledger:
             count = self._dropped[reason]
             if reason not in _EXPECTED:
                 self._trouble_s = now_s
-            quiet = now_s - self._logged_s.get(reason, -float('inf')) < _LOG_PERIOD_S
-            if not why or quiet:
+            if not why or not self._is_news(reason, kind, now_s):
                 return
-            self._logged_s[reason] = now_s
         self._logger.warning(f'image dropped ({reason}, {count} so far): {why}')
+
+    def _is_news(self, reason: str, kind: str, now_s: float) -> bool:
+        if kind in self._kinds or (kind and len(self._kinds) < _MAX_KINDS):
+            self._kinds[kind] += 1
+            return self._kinds[kind] == 1
+        quiet = now_s - self._logged_s.get(reason, -float('inf')) < _LOG_PERIOD_S
+        if not quiet:
+            self._logged_s[reason] = now_s
+        return not quiet
+
+    def kinds(self) -> dict[str, int]:
+        """Return how many images of each kind were dropped."""
+        with self._lock:
+            return dict(self._kinds)
 
     def seconds_since_trouble(self) -> float:
         """Return how long ago an image was dropped for a reason that somebody should look at."""

@@ -33,7 +33,7 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.qos_overriding_options import QoSOverridingOptions
-from sensor_msgs.msg import Image
+from sensor_msgs.msg import CompressedImage, Image
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 _CLEANUP_TIMEOUT_S = 10.0
@@ -148,9 +148,10 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
         qos = QoSProfile(depth=_IMAGE_DEPTH, reliability=ReliabilityPolicy.BEST_EFFORT)
         if params.queue == 'lossless':
             qos = QoSProfile(depth=params.queue_size, reliability=ReliabilityPolicy.RELIABLE)
+        compressed = params.image_transport == 'compressed'
         self._image_sub = self.create_subscription(
-            Image,
-            'image',
+            CompressedImage if compressed else Image,
+            self._compressed_topic() if compressed else 'image',
             self.pipeline.on_image,
             qos,
             callback_group=self._image_group,
@@ -162,6 +163,14 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
             f'({qos.reliability.name.lower()}, queue: {params.queue})'
         )
         return SUCCESS
+
+    def _compressed_topic(self) -> str:
+        """Return the remapped topic, or else that beside `image`, as image_transport has it."""
+        topic = 'image/compressed'
+        remapped = self.resolve_topic_name(topic)
+        if remapped != self.resolve_topic_name(topic, only_expand=True):
+            return topic
+        return self.resolve_topic_name('image') + '/compressed'
 
     @_logged
     def on_deactivate(self, _state: LifecycleState) -> TransitionCallbackReturn:

@@ -88,6 +88,26 @@ class NodeParams:
     image_width: int = _of(Spec(
         0, "Width of the network's input; 0 takes the width that the model was made for.",
         unit='px', low=0, high=2044, multiple_of=14))
+    image_transport: str = _of(Spec(
+        'raw', 'Subscribe image (raw), or jpeg and png pictures on image/compressed (compressed).',
+        choices=('raw', 'compressed')))
+    image_rotation: int = _of(Spec(
+        0, 'Turn that makes the pictures of a camera mounted sideways upright, clockwise. Outputs '
+        'stay in the frame of the camera as it is mounted.',
+        unit='degrees', low=0, high=270, multiple_of=90))
+    image_mask: str = _of(Spec(
+        '', 'Pixels to ignore, such as the robot itself, an overlay or black bars: the widths of '
+        'borders [px] as left,top,right,bottom, or a picture of the size of the images that is '
+        'black there. They never become points.'))
+    image_rectified: bool = _of(Spec(
+        False, 'The images are rectified already: camera_info is taken from its P, and nothing is '
+        'undistorted.'))
+    use_camera_info: bool = _of(Spec(
+        False, 'Take the intrinsics from camera_info instead of those that the network predicts.'))
+    camera_info_timeout: float = _of(Spec(
+        1.0, 'The first image waits so long for camera_info, if it is published by anybody or '
+        'use_camera_info is set; what comes later is used from the next map on.',
+        unit='s', low=0.0, high=60.0))
     num_scale_frames: int = _of(Spec(
         8, 'Frames that are run together at the start; they fix the scale and stay as anchors.',
         unit='frames', low=1, high=64))

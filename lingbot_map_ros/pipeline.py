@@ -7,6 +7,8 @@ from concurrent.futures import Future
 import time
 
 from lingbot_map.engine import StreamEngine
+from lingbot_map_ros import camera_info
+from lingbot_map_ros.image_input import ImageInput
 from lingbot_map_ros.inbox import Inbox
 from lingbot_map_ros.ledger import (
     Dropped,
@@ -24,7 +26,7 @@ from lingbot_map_ros.parameters import NodeParams
 from lingbot_map_ros.publishing import Outputs
 from lingbot_map_ros.stamps import StampGate
 from lingbot_map_ros.worker import SERVING, Worker
-from sensor_msgs.msg import Image
+from sensor_msgs.msg import CompressedImage, Image
 
 _SILENCE_S = 2.0  # without an image for so long, the node says that it waits for images
 
@@ -40,19 +42,31 @@ class Pipeline:
         self.params = params
         self.paused = False
         self.ledger = Ledger(node.get_logger())
+        topic = node.resolve_topic_name(camera_info.TOPIC)
+        infos = camera_info.CameraInfoStore(
+            topic,
+            lambda: params.use_camera_info or node.count_publishers(topic) > 0,
+            params.camera_info_timeout,
+            node.get_logger(),
+        )
+        self.images = ImageInput(params, infos, node.get_logger())
         self.outputs = Outputs(node, params)
+        self._node = node
+        self._info_subs = camera_info.subscribe(node, infos)
         self._clock = node.get_clock()
         self._logger = node.get_logger()
         latest = params.queue == 'latest'
         self._inbox = Inbox(1 if latest else params.queue_size, newest_wins=latest)
         self._gate = StampGate(params.time_jump_threshold, params.on_time_jump, params.zero_stamp)
         self._camera = ''  # frame id of the images of this map
-        self.worker = Worker(load, self._inbox, self.ledger, self.outputs, self._logger)
+        self.worker = Worker(
+            load, self.images, self._inbox, self.ledger, self.outputs, self._logger
+        )
 
     def set_params(self, params: NodeParams) -> None:
         self.params = self.outputs.params = params
 
-    def on_image(self, message: Image) -> None:
+    def on_image(self, message: Image | CompressedImage) -> None:
         """Admit an image or drop it; the worker does the rest."""
         if self.paused:
             self.ledger.count_paused()
@@ -65,7 +79,9 @@ class Pipeline:
             self.ledger.count_drop(reason, why)
             self.outputs.acknowledge(loser.header)
 
-    def _admit(self, message: Image) -> tuple[Image | None, str, str]:
+    def _admit(
+        self, message: Image | CompressedImage
+    ) -> tuple[Image | CompressedImage | None, str, str]:
         """Return the image that has to give way, if any, and why."""
         try:
             camera = self._check_frame_id(message.header.frame_id)
@@ -147,6 +163,8 @@ class Pipeline:
     def close(self, timeout_s: float) -> bool:
         """Stop both threads and destroy the publishers; tell whether the worker has ended."""
         self.deactivate()
+        while self._info_subs:
+            self._node.destroy_subscription(self._info_subs.pop())
         deadline_s = time.monotonic() + timeout_s
         self.outputs.stop_thread(timeout_s)
         ended = self.worker.stop(max(0.0, deadline_s - time.monotonic()))

@@ -10,9 +10,11 @@ import threading
 import time
 
 from lingbot_map.engine import FrameResult, StreamEngine, StreamLimitError
-from lingbot_map.raw_images import to_rgb
+from lingbot_map.raw_images import UnsupportedImage
+from lingbot_map.view import View
 from lingbot_map_ros.backend import network_width
 from lingbot_map_ros.delivery import Delivery
+from lingbot_map_ros.image_input import ImageInput
 from lingbot_map_ros.inbox import Inbox
 from lingbot_map_ros.ledger import (
     BAD_IMAGE,
@@ -27,6 +29,7 @@ from lingbot_map_ros.ledger import (
 )
 from lingbot_map_ros.parameters import NodeParams
 from lingbot_map_ros.publishing import Outputs
+import numpy as np
 import torch
 
 LOADING, WARMING_UP, SERVING, ENDED = 'LOADING', 'WARMING_UP', 'SERVING', 'ENDED'
@@ -44,6 +47,7 @@ class Worker:
     def __init__(
         self,
         load: Callable[[NodeParams], StreamEngine],
+        images: ImageInput,
         inbox: Inbox,
         ledger: Ledger,
         outputs: Outputs,
@@ -56,7 +60,7 @@ class Worker:
         self.errors = 0
         self.trouble = ''  # why no poses come; '' when all is well
         self.forward_ms = 0.0  # of the newest result
-        self._load_engine = load
+        self._load_engine, self._images = load, images
         self._inbox, self._ledger, self._outputs, self._logger = inbox, ledger, outputs, logger
         self._engine: StreamEngine | None = None
         self._stale = False  # the engine still holds the map of an earlier epoch
@@ -64,7 +68,7 @@ class Worker:
         self._delivery = Delivery(outputs)
         self._held: list[Frame] = []  # in the engine, not yet accounted for
         self._warm_size: tuple[int, int] | None = None
-        self._size: tuple[int, int] | None = None  # network input of the present map
+        self._view: View | None = None  # of the present map
         self._flushes: deque[Future] = deque()
         self._flushing: Future | None = None
         self._busy_since_s: float | None = None
@@ -113,7 +117,8 @@ class Worker:
         params = self._outputs.params
         self._engine = self._load_engine(params)
         width = network_width(params)
-        self._warm_up(width * 3 // 4, width)  # what most cameras send
+        upright = params.image_rotation % 180 == 0
+        self._warm_up(width * 3 // 4 if upright else width * 4 // 3, width)  # most cameras: 4:3
         if not self._stopping:
             self._loaded.set_result(None)
 
@@ -129,6 +134,8 @@ class Worker:
     def _serve(self) -> None:
         while not self._stopping:
             self._inbox.wait(0.0 if self._flushes else _POLL_S)
+            if len(self._inbox) and self._view is None and not self._images.ready(_POLL_S):
+                continue
             frame = self._take()
             if frame is not None:
                 self._process(frame)
@@ -149,7 +156,7 @@ class Worker:
     def _begin(self, epoch: int) -> None:
         """Turn to a new map; the engine follows with the next image."""
         self._drop_held(RESET)
-        self._epoch, self._stale, self._size = epoch, True, None
+        self._epoch, self._stale, self._view = epoch, True, None
         self._delivery.begin()
         self.initialized, self.frames, self.keyframes = False, 0, 0
         self.trouble = ''
@@ -166,17 +173,22 @@ class Worker:
 
     def _push(self, frame: Frame) -> None:
         try:
-            rgb = to_rgb(frame.message)
-            size = self._engine.network_size(*rgb.shape[:2])
-        except ValueError as error:
+            picture = self._images.decode(frame.message)
+            view = self._view_of(picture)
+            width, height = view.upright_size
+            network_size = self._engine.network_size(height, width)
+        except UnsupportedImage as error:
+            self._drop(frame, BAD_IMAGE, str(error), error.kind)
+            return
+        except ValueError as error:  # masked or cropped, nothing would be left
             self._drop(frame, BAD_IMAGE, str(error))
             return
         self._refresh_engine()
-        if size != self._size:
-            self._change_size(frame, size)
+        if view is not self._view:
+            self._change_view(frame, view, network_size)
         self._engine.keyframe_interval = self._outputs.params.keyframe_interval
         try:
-            results = self._engine.push(rgb, frame)
+            results = self._engine.push(view.prepare(picture), frame)
         except StreamLimitError as error:
             self.trouble = f'the map is full: {error}'
             self._drop(
@@ -188,27 +200,33 @@ class Worker:
         self.trouble = ''
         self._deliver(results)
 
+    def _view_of(self, picture: np.ndarray) -> View:
+        size = picture.shape[1::-1]
+        if self._view is not None and self._view.size == size:
+            return self._view
+        return self._images.view(size)
+
     def _refresh_engine(self) -> None:
         if self._stale:
             self._engine.reset()
             self._stale = False
 
-    def _change_size(self, frame: Frame, size: tuple[int, int]) -> None:
-        """Follow the network size of the first image, or of a camera that changed its format."""
-        height, width = frame.message.height, frame.message.width
-        if self._size is not None:
+    def _change_view(self, frame: Frame, view: View, network_size: tuple[int, int]) -> None:
+        """Follow the size of the first image, or of a camera that changed its format."""
+        width, height = view.size
+        if self._view is not None:
             self._logger.warning(f'the image size changed to {width}x{height}: starting a new map')
             self._held.remove(frame)
             self._begin(self._outputs.start_new_map())
             self._held.append(frame)
             frame.epoch = self._epoch
             self._refresh_engine()
-        if size != self._warm_size:
+        if network_size != self._warm_size:
             self._logger.info(f'images are {width}x{height}: warming up again for their size')
             self._busy_since_s = None  # may take minutes, and is not an image that is stuck
-            self._warm_up(height, width)
+            self._warm_up(*view.upright_size[::-1])
             self._busy_since_s = time.monotonic()
-        self._size = size
+        self._view = view
 
     def _flush(self) -> None:
         self._flushing = self._flushes.popleft()
@@ -226,7 +244,7 @@ class Worker:
 
     def _deliver(self, results: list[FrameResult]) -> None:
         for result in results:
-            self._deliver_one(result)
+            self._deliver_one(self._view.restore(result))
         self.frames, self.keyframes = self._engine.frames, self._engine.keyframes
 
     def _deliver_one(self, result: FrameResult) -> None:
@@ -244,9 +262,9 @@ class Worker:
         self.forward_ms = result.timings_ms['forward']
         self._delivery.hand_over(result, pose)
 
-    def _drop(self, frame: Frame, reason: str, why: str = '') -> None:
+    def _drop(self, frame: Frame, reason: str, why: str = '', kind: str = '') -> None:
         self._held.remove(frame)
-        self._ledger.count_drop(reason, why)
+        self._ledger.count_drop(reason, why, kind)
 
     def _drop_held(self, reason: str) -> None:
         for frame in list(self._held):

@@ -69,14 +69,14 @@ def test_what_is_no_mask_is_said(tmp_path):
 
 
 def test_nothing_to_do_costs_nothing():
-    view, picture, turned = View(), noise(), result()
+    view, picture, turned = View((W, H)), noise(), result()
     assert view.prepare(picture) is picture
     assert view.restore(turned) is turned
 
 
 def test_an_overlay_behind_the_mask_never_reaches_the_network():
     """Two frames with the same content and different overlays are the same for the network."""
-    view = View(seen=inside())
+    view = View((W, H), seen=inside())
     first, second = noise(0), noise(1)
     second[inside()] = first[inside()]
     assert (first != second).any()
@@ -96,8 +96,9 @@ def test_no_network_pixel_that_a_masked_pixel_has_a_part_in_becomes_a_point(degr
     """The network halves the picture and crops it, so each of its pixels is a block of 2x2."""
     width, height = size_of_raw((56, 84), degrees)
     seen = np.random.default_rng(4).random((height, width)) < 0.95
-    view = View(seen=seen, degrees=degrees)
-    assert view.prepare(noise(size=(width, height))).shape == (84, 56, 3)
+    view = View((width, height), seen=seen, degrees=degrees)
+    assert view.prepare(noise(size=view.size)).shape == (84, 56, 3)
+    assert view.upright_size == (56, 84)
     restored = view.restore(result((56, 84), target=28))
     blocks = turn_picture(seen.astype(np.uint8), degrees).reshape(42, 2, 28, 2).all(axis=(1, 3))
     kept = np.isfinite(turn_picture(restored.depth.numpy(), degrees))
@@ -107,7 +108,7 @@ def test_no_network_pixel_that_a_masked_pixel_has_a_part_in_becomes_a_point(degr
 
 def test_what_the_lens_never_showed_is_masked_too():
     P_wide = P * [[0.5], [0.5], [1.0]] + [[0, 0, 50, 0], [0, 0, 40, 0], [0, 0, 0, 0]]
-    view = View(camera_of(info(p=P_wide), False))
+    view = View((200, 160), camera_of(info(p=P_wide), False))
     prepared = view.prepare(np.full((160, 200, 3), 255, np.uint8))
     assert (prepared[0, 0] == GREY).all()
     assert (prepared[80, 100] == 255).all()
@@ -119,7 +120,7 @@ def test_what_the_lens_never_showed_is_masked_too():
 @pytest.mark.parametrize('known', [True, False])
 @pytest.mark.parametrize('degrees', TURNS)
 def test_known_intrinsics_are_those_of_the_rectified_camera(degrees, known):
-    view = View(camera_of(info(), False), degrees=degrees, replace_intrinsics=known)
+    view = View((200, 160), camera_of(info(), False), degrees=degrees, replace_intrinsics=known)
     seen = result(size_of_raw((200, 160), degrees), target=98)
     restored = view.restore(seen)
     if known:
@@ -135,7 +136,9 @@ def test_known_intrinsics_are_those_of_the_rectified_camera(degrees, known):
 @pytest.mark.parametrize('degrees', TURNS)
 def test_points_project_to_the_raw_pixels_that_they_were_seen_in(degrees, model):
     """The raw picture says where each of its pixels is: red is u, green is v."""
-    view = View(camera_of(info(model), False), degrees=degrees, replace_intrinsics=True)
+    view = View(
+        (200, 160), camera_of(info(model), False), degrees=degrees, replace_intrinsics=True
+    )
     v, u = np.indices((160, 200))
     prepared = view.prepare(np.stack((u, v, np.full_like(u, 255)), axis=-1).astype(np.uint8))
     upright = prepared.shape[1::-1]

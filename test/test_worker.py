@@ -85,6 +85,27 @@ def test_the_ledger_balances():
     assert len(ledger.pace().latencies_ms) == 4
 
 
+def test_each_kind_is_logged_once_and_counted():
+    log = Log()
+    ledger = Ledger(log)
+    for _ in range(3):
+        for kind in ('step', "encoding 'foo8'"):
+            ledger.count_drop(BAD_IMAGE, f'bad {kind}', kind)
+    assert [line.split(': ')[1] for line in log.lines] == ['bad step', "bad encoding 'foo8'"]
+    assert ledger.kinds() == {'step': 3, "encoding 'foo8'": 3}
+    assert ledger.counts().dropped == {BAD_IMAGE: 6}
+
+
+def test_endlessly_many_kinds_are_neither_kept_nor_logged():
+    log = Log()
+    ledger = Ledger(log)
+    for i in range(1000):
+        ledger.count_drop(BAD_IMAGE, f'bad {i}', f'kind {i}')
+    assert len(ledger.kinds()) < 100
+    assert len(log.lines) < 100
+    assert ledger.counts().dropped == {BAD_IMAGE: 1000}
+
+
 @pytest.fixture
 def make_thread():
     threads = []
