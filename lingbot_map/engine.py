@@ -10,6 +10,8 @@ from lingbot_map.keyframes import interval_for, Keyframes
 from lingbot_map.memory import StreamLimitError, StreamMemory
 from lingbot_map.models.gct_stream import GCTStream, Outputs
 from lingbot_map.preprocess import crop_map, PixelMap, resize_on_device, resize_pillow
+from lingbot_map.roll_over import NextWindow
+from lingbot_map.windows import Similarity
 import numpy as np
 import torch
 from torch import Tensor
@@ -48,31 +50,46 @@ class StreamEngine:
     Feed images to a GCTStream and keep its memory; to be used from one thread.
 
     The first `num_scale_frames` images are collected and run as one batch, every later image at
-    once. Needs a model with camera and depth head.
+    once. Needs a model with camera and depth head. When `max_keyframes` are kept, `on_limit` says
+    how it goes on.
+
+    Attributes: `sequence`, changes whenever a new sequence begins, whose poses share no frame with
+    those before; `window` of the sequence, from 0; `last_scale_step` and `last_residual` of its
+    newest roll-over (see `Seam`), 1 and 0 before the first.
     """
 
     def __init__(self, model: GCTStream, config: StreamConfig, device: torch.device | str = 'cpu'):
         if model.camera_head is None or model.depth_head is None:
             raise ValueError('the engine needs a model with camera and depth head')
         if config.image_width % model.patch_size:
-            raise ValueError(f"'image_width' is {config.image_width}; it must be a multiple of "
-                             f'the patch size {model.patch_size}')
+            raise ValueError(
+                f"'image_width' is {config.image_width}; it must be a multiple of "
+                f'the patch size {model.patch_size}'
+            )
         model.kv_cache_scale_frames = config.num_scale_frames
         model.kv_cache_sliding_window = config.sliding_window
         self._model, self._config, self._device = model, config, torch.device(device)
         self._keyframes = _keyframes(config)
         self._memory: StreamMemory | None = None
+        self._next: NextWindow | None = None
         self._network_size: tuple[int, int] | None = None  # width, height
+        self.sequence = 0
         self.reset()
 
     def reset(self) -> None:
         """Start a new sequence."""
+        self.sequence += 1
+        self.window, self.last_scale_step, self.last_residual = 0, 1.0, 0.0
+        self._move = Similarity.identity()  # from the window's world frame to the sequence's
+        self._left_behind = 0  # frames that only earlier windows kept
         self._waiting: list[_Frame] = []
         self._scale_frames = 0  # size of the scale batch that was run, 0 before
         self._streamed = 0
         self._keyframes.start(None)
         if self._memory is not None:
             self._memory.reset()
+        if self._next is not None:
+            self._next.reset()
 
     @property
     def waiting(self) -> int:
@@ -87,7 +104,7 @@ class StreamEngine:
     @property
     def keyframes(self) -> int:
         """Frames kept since the last reset."""
-        return 0 if self._memory is None else self._memory.kept
+        return 0 if self._memory is None else self._left_behind + self._memory.kept
 
     @property
     def keyframe_interval(self) -> int:
@@ -115,6 +132,9 @@ class StreamEngine:
                     self._run_frame(frame)
         finally:
             self._keyframes.interval = interval
+        if self._next is not None:
+            self._next.warm_up(frame.image)
+            self._memory.adopt(self._next.memory)
         self.reset()
 
     @torch.inference_mode()
@@ -125,20 +145,29 @@ class StreamEngine:
         Nothing while the scale batch fills, then all of it at once, then one result per image. A
         change of the network's image size starts a new sequence.
 
-        :raises StreamLimitError: `max_keyframes` are kept; `reset` to go on.
+        :raises StreamLimitError: `max_keyframes` are kept and `on_limit` is 'stop'; `reset` to go
+            on.
         :raises ValueError: not an (H, W, 3) uint8 image, or too wide.
         """
         frame = self._preprocess(rgb, tag)
         if frame.mapping.network_size != self._network_size:
             if self.frames:
-                LOGGER.warning('image size changed to %dx%d: starting a new sequence',
-                               *frame.mapping.original_size)
+                LOGGER.warning(
+                    'image size changed to %dx%d: starting a new sequence',
+                    *frame.mapping.original_size,
+                )
             self._prepare(frame.mapping)
-        if not self._scale_frames:
-            self._waiting.append(frame)
-            full = len(self._waiting) == self._config.num_scale_frames
-            return self.flush() if full else []
-        return [self._run_frame(frame)]
+        if self._scale_frames:
+            try:
+                return [self._run_frame(frame)]
+            except StreamLimitError as error:
+                if self._config.on_limit == 'stop':
+                    raise
+                LOGGER.warning('%s: starting a new sequence', error)
+                self.reset()
+        self._waiting.append(frame)
+        full = len(self._waiting) == self._config.num_scale_frames
+        return self.flush() if full else []
 
     @torch.inference_mode()
     def flush(self) -> list[FrameResult]:
@@ -175,9 +204,14 @@ class StreamEngine:
     def _prepare(self, mapping: PixelMap) -> None:
         """Start a new sequence with a memory for this image size."""
         if mapping.network_size != self._network_size:
-            self._memory = None  # free the old buffers before the new ones are made
+            self._memory = self._next = None  # free the old buffers before the new ones are made
             width, height = mapping.network_size
-            self._memory = self._model.new_memory(height, width, self._config.max_keyframes)
+            config = self._config
+            self._memory = self._model.new_memory(height, width, config.max_keyframes)
+            if config.on_limit == 'roll_over':
+                self._next = NextWindow(
+                    self._model, height, width, config.num_scale_frames, config.overlap_keyframes
+                )
             self._network_size = mapping.network_size
         self.reset()
 
@@ -194,41 +228,88 @@ class StreamEngine:
     def _run_frame(self, frame: _Frame) -> FrameResult:
         start = time.perf_counter()
         self._memory.write(1, self._keyframes.keeps_early())
-        images, outputs = self._forward([frame], self._scale_frames)
+        batch = self._next.scale_frames if self.window else self._scale_frames
+        images, outputs = self._forward([frame], batch)
         kept = self._keyframes.keeps(outputs)
         if kept:
             self._memory.commit()
         else:
             self._memory.undo()
         self._keyframes.advance(kept, outputs)
-        result, = self._results([frame], images, outputs, kept, start)
+        (result,) = self._results([frame], images, outputs, kept, start)
         self._streamed += 1
+        if kept and self._next is not None:
+            self._prepare_roll_over(frame, outputs)
         return result
+
+    def _prepare_roll_over(self, frame: _Frame, outputs: Outputs) -> None:
+        """Let the next window follow a kept frame, and take over when this one is full."""
+        limit = self._memory.shape.max_keyframes
+        if self._memory.kept > limit - self._next.overlap:
+            self._next.add(frame.image, outputs)
+        if self._memory.kept == limit:
+            self._roll_over()
+
+    def _roll_over(self) -> None:
+        seam = self._next.join(self._move)
+        if seam is None:  # the next keyframe finds no room, and `push` starts a new sequence
+            LOGGER.error('cannot roll over: no keyframe of the overlap has a finite pose')
+            self._next.reset()
+            return
+        self._left_behind += self._memory.kept - self._next.overlap
+        self._memory.adopt(self._next.memory)
+        self._keyframes.refer_to(self._next.last_pose_enc)
+        self._next.reset()
+        self._move = seam.move
+        self.window += 1
+        self.last_scale_step, self.last_residual = seam.scale_step, seam.residual
+        LOGGER.log(
+            logging.INFO if seam.consistent else logging.WARNING,
+            'window %d goes on from %d keyframes: scale step %.4f, residual %.1f %% of depth%s',
+            self.window,
+            self._next.overlap,
+            seam.scale_step,
+            100 * seam.residual,
+            '' if seam.consistent else '; the windows do not agree, the map may be bent here',
+        )
 
     def _forward(self, frames: list[_Frame], scale_frames: int) -> tuple[Tensor, Outputs]:
         images = torch.stack([frame.image for frame in frames])
         return images, self._model.stream(images[None].float() / 255, self._memory, scale_frames)
 
-    def _results(self, frames: list[_Frame], images: Tensor, outputs: Outputs, kept: bool,
-                 start: float) -> list[FrameResult]:
+    def _results(
+        self, frames: list[_Frame], images: Tensor, outputs: Outputs, kept: bool, start: float
+    ) -> list[FrameResult]:
         first = self._scale_frames + self._streamed
         pose_enc = outputs['pose_enc'][0].cpu().double()  # the wait for the device
         forward_ms = 1e3 * (time.perf_counter() - start)
         width, height = frames[0].mapping.network_size
-        T_world_cam, K = (x.numpy() for x in decode_pose(pose_enc, height, width))
+        T_world_cam, K = decode_pose(pose_enc, height, width)
+        T_world_cam, K = self._move.move(T_world_cam).numpy(), K.numpy()
+        depth = self._move.scale * outputs['depth'][0, ..., 0]
         return [
             FrameResult(
-                frame.tag, first + i, kept, T_world_cam[i], frame.mapping.to_original(K[i]), K[i],
-                outputs['depth'][0, i, ..., 0], outputs['depth_conf'][0, i],
-                images[i].permute(1, 2, 0), frame.mapping,
-                {'preprocess': frame.preprocess_ms, 'forward': forward_ms / len(frames)})
-            for i, frame in enumerate(frames)]
+                frame.tag,
+                first + i,
+                kept,
+                T_world_cam[i],
+                frame.mapping.to_original(K[i]),
+                K[i],
+                depth[i],
+                outputs['depth_conf'][0, i],
+                images[i].permute(1, 2, 0),
+                frame.mapping,
+                {'preprocess': frame.preprocess_ms, 'forward': forward_ms / len(frames)},
+            )
+            for i, frame in enumerate(frames)
+        ]
 
 
 def _keyframes(config: StreamConfig) -> Keyframes:
     if config.keyframe_policy == 'flow':
         return Keyframes(1, config.flow_threshold, config.max_non_keyframe_gap)
     if config.keyframe_policy == 'auto':
-        return Keyframes(interval_for(
-            config.expected_frames, config.num_scale_frames, config.max_keyframes))
+        return Keyframes(
+            interval_for(config.expected_frames, config.num_scale_frames, config.max_keyframes)
+        )
     return Keyframes(config.keyframe_interval)

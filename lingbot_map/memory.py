@@ -6,8 +6,8 @@ Per trunk layer one buffer of key rows holds, side by side,
     special tokens, newest first   |   frame slots 0 .. anchors + window - 1   |   scratch slot
     row: special_rows - 6 (n + 1)  |   special_rows + slot * patches
 
-so the keys that a frame sees are always one contiguous slice: attention needs no mask, no copy and no
-shift, since rotary positions are already in the keys and softmax ignores their order.
+so the keys that a frame sees are always one contiguous slice: attention needs no mask, no copy and
+no shift, since rotary positions are already in the keys and softmax ignores their order.
 """
 
 from dataclasses import dataclass
@@ -58,8 +58,14 @@ class StreamMemory:
     def __init__(self, shape: MemoryShape, device: torch.device, dtype: torch.dtype):
         self.shape, self.device, self.dtype = shape, device, dtype
         trunk = (shape.layers, 1, shape.heads, shape.rows, shape.head_dim)
-        camera = (shape.camera_iterations, max(shape.camera_depth, 1), 1, shape.camera_heads,
-                  shape.max_keyframes + 1, shape.camera_head_dim)
+        camera = (
+            shape.camera_iterations,
+            max(shape.camera_depth, 1),
+            1,
+            shape.camera_heads,
+            shape.max_keyframes + 1,
+            shape.camera_head_dim,
+        )
         self._keys = torch.zeros(trunk, device=device, dtype=dtype)
         self._values = torch.zeros(trunk, device=device, dtype=dtype)
         self._camera_keys = torch.zeros(camera, device=device)
@@ -76,8 +82,9 @@ class StreamMemory:
     @property
     def nbytes(self) -> int:
         """Size of the buffers in bytes."""
-        return sum(t.nbytes for t in (
-            self._keys, self._values, self._camera_keys, self._camera_values))
+        return sum(
+            t.nbytes for t in (self._keys, self._values, self._camera_keys, self._camera_values)
+        )
 
     @property
     def index(self) -> Tensor:
@@ -89,7 +96,7 @@ class StreamMemory:
         """Kept numbers of the frames whose patch keys the frames being written see."""
         if self._frames > 1:
             return list(range(self.kept, self.kept + self._frames))
-        return sorted(self.slot_frames[:self._visible_slots])
+        return sorted(self.slot_frames[: self._visible_slots])
 
     @property
     def visible_specials(self) -> list[int]:
@@ -101,8 +108,8 @@ class StreamMemory:
         """
         Choose the slots of the next forward pass.
 
-        Several frames at once (the scale batch) are possible on an empty memory only. With `keep` a
-        single frame takes its ring slot and the oldest window frame goes; without, it goes to the
+        Several frames at once (the scale batch) are possible on an empty memory only. With `keep`
+        a single frame takes its ring slot and the oldest window frame goes; without, it goes to the
         scratch slot, sees the whole window beside itself, and `commit` may still keep it.
 
         :raises StreamLimitError: no room for another kept frame.
@@ -111,15 +118,17 @@ class StreamMemory:
         if frames > 1 and (self.kept or not keep):
             raise ValueError(
                 f'{frames} frames at once are possible only as the first, kept batch; '
-                'reset the memory first or pass one frame at a time')
+                'reset the memory first or pass one frame at a time'
+            )
         if keep:
             self._require_room(frames)
         self._frames, self._in_scratch = frames, not keep
         for offset in range(frames):
             self.slot_frames[self._slot(self.kept + offset)] = self.kept + offset
         resident = self.shape.anchors + self.shape.window
-        self._visible_slots = min(self.kept + 1, resident) if keep else (
-            min(self.kept, resident) + 1)
+        self._visible_slots = (
+            min(self.kept + 1, resident) if keep else (min(self.kept, resident) + 1)
+        )
 
     def commit(self) -> None:
         """
@@ -134,14 +143,30 @@ class StreamMemory:
             self.slot_frames[ring] = self.kept
             if ring != scratch:
                 for buffer in (self._keys, self._values):
-                    buffer[..., self._patch_rows(ring), :] = (
-                        buffer[..., self._patch_rows(scratch), :])
+                    buffer[..., self._patch_rows(ring), :] = buffer[
+                        ..., self._patch_rows(scratch), :
+                    ]
         self.kept += self._frames
         self._frames = 0
 
     def undo(self) -> None:
         """Forget the frame just written, as if it had not been."""
         self._frames = 0
+
+    def adopt(self, other: 'StreamMemory') -> None:
+        """
+        Go on from the frames that another memory keeps, in place of the own ones, by copying.
+
+        The shapes may differ in `max_keyframes` only; these frames have to fit.
+        """
+        ours, theirs = self._kept_rows(other.kept), other._kept_rows(other.kept)
+        self._keys[..., ours, :] = other._keys[..., theirs, :]
+        self._values[..., ours, :] = other._values[..., theirs, :]
+        self._camera_keys[..., : other.kept, :] = other._camera_keys[..., : other.kept, :]
+        self._camera_values[..., : other.kept, :] = other._camera_values[..., : other.kept, :]
+        self.slot_frames[: other.shape.resident] = other.slot_frames[: other.shape.resident]
+        self.reset()
+        self.kept = other.kept
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store keys and values (1, heads, S * P, head_dim) and attend to what is visible."""
@@ -152,23 +177,27 @@ class StreamMemory:
             self._store(self._values[layer], self.kept + offset, v[:, :, rows])
         if self._frames > 1:
             return attend_fully(q, k, v)
-        visible = slice(self._special_rows(self.kept).start,
-                        self._patch_rows(self._visible_slots).start)
-        return attend_fully(q, self._keys[layer, :, :, visible], self._values[layer, :, :, visible])
+        visible = slice(
+            self._special_rows(self.kept).start, self._patch_rows(self._visible_slots).start
+        )
+        return attend_fully(
+            q, self._keys[layer, :, :, visible], self._values[layer, :, :, visible]
+        )
 
     def attend_camera(self, iteration: int, depth: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store camera keys and values (1, heads, S, head_dim); attend to all kept frames."""
         end = self.kept + self._frames
         keys, values = self._camera_keys[iteration, depth], self._camera_values[iteration, depth]
-        keys[:, :, self.kept:end] = k
-        values[:, :, self.kept:end] = v
+        keys[:, :, self.kept : end] = k
+        values[:, :, self.kept : end] = v
         return attend_fully(q, keys[:, :, :end], values[:, :, :end])
 
     def _require_room(self, frames: int) -> None:
         if self.kept + frames > self.shape.max_keyframes:
             raise StreamLimitError(
                 f'the memory is full: {self.kept} frames kept and max_keyframes is '
-                f'{self.shape.max_keyframes}; raise max_keyframes or keyframe_interval, or reset')
+                f'{self.shape.max_keyframes}; raise max_keyframes or keyframe_interval, or reset'
+            )
 
     def _slot(self, frame: int) -> int:
         """Return the patch slot of the frame with kept number `frame` in the current mode."""
@@ -181,6 +210,12 @@ class StreamMemory:
         specials = self.shape.specials
         buffer[:, :, self._special_rows(frame)] = rows[:, :, :specials]
         buffer[:, :, self._patch_rows(self._slot(frame))] = rows[:, :, specials:]
+
+    def _kept_rows(self, frames: int) -> slice:
+        """Return the rows of `frames` kept frames, as far as they are still there."""
+        slots = min(frames, self.shape.anchors + self.shape.window)
+        first = self.shape.special_rows - self.shape.specials * frames
+        return slice(first, self._patch_rows(slots).start)
 
     def _special_rows(self, frame: int) -> slice:
         end = self.shape.special_rows - self.shape.specials * frame

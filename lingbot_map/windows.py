@@ -16,15 +16,15 @@ MIN_SCALE, MAX_SCALE = 1e-3, 1e3
 
 @dataclass(frozen=True)
 class Similarity:
-    """Takes points of one world frame to another: scale * R @ p + t, in float64."""
+    """Takes points of one world frame to another: scale * R @ p + t; float64 on the CPU."""
 
     scale: float
     R: Tensor  # (3, 3)
     t: Tensor  # (3,)
 
     @classmethod
-    def identity(cls, device: torch.device | str = 'cpu') -> 'Similarity':
-        eye = torch.eye(4, dtype=torch.float64, device=device)
+    def identity(cls) -> 'Similarity':
+        eye = torch.eye(4, dtype=torch.float64)
         return cls(1.0, eye[:3, :3], eye[:3, 3])
 
     @classmethod
@@ -113,7 +113,7 @@ def stitch(windows: list[Window]) -> Outputs:
         return windows[0].outputs
     moves, moved = [], []
     for window in windows:
-        moves.append(align(moved[-1], window) if moved else _identity(window))
+        moves.append(align(moved[-1], window) if moved else Similarity.identity())
         moved.append(warp(window, moves[-1]))
     ends = [*(window.start for window in windows[1:]), windows[-1].stop]
     stitched = {
@@ -130,18 +130,19 @@ def stitch(windows: list[Window]) -> Outputs:
     }
 
 
-def align(previous: Window, current: Window) -> Similarity:
+def align(previous: Window, current: Window, fallback_scale: float = 1.0) -> Similarity:
     """
     Return the similarity that takes the current window to the frame of the previous one.
 
     The last frame that is a keyframe in both gives rotation and translation, the depths of all
-    such frames the scale. If there is none, the first shared frame gives everything; if no frame
-    is shared, the two are taken to lie in one frame already.
+    such frames the scale, or `fallback_scale` if no pixel is valid. If there is no such frame, the
+    first shared frame gives everything; if no frame is shared, the two are taken to lie in one
+    frame already.
     """
     first = current.start - previous.start
     shared = min(previous.stop, current.stop) - current.start
     if shared <= 0:
-        return _identity(current)
+        return Similarity.identity()
     before = {key: value[:, first : first + shared] for key, value in previous.outputs.items()}
     after = {key: value[:, :shared] for key, value in current.outputs.items()}
     both = (before['is_keyframe'] & after['is_keyframe'])[0]
@@ -150,7 +151,7 @@ def align(previous: Window, current: Window) -> Similarity:
     if 'depth' in after:
         scale = depth_scale(before['depth'][0, pairs], after['depth'][0, pairs])
     T_to_cam, T_from_cam = (_poses(x['pose_enc'][0, pairs[-1]]) for x in (before, after))
-    return Similarity.between(T_to_cam, T_from_cam, 1.0 if scale is None else scale)
+    return Similarity.between(T_to_cam, T_from_cam, fallback_scale if scale is None else scale)
 
 
 def depth_scale(depth_to: Tensor, depth_from: Tensor) -> float | None:
@@ -184,9 +185,5 @@ def warp(window: Window, move: Similarity) -> Window:
 
 
 def _poses(pose_enc: Tensor) -> Tensor:
-    pose_enc = pose_enc.double()
+    pose_enc = pose_enc.cpu().double()
     return rigid(quaternion_to_matrix(pose_enc[..., 3:7]), pose_enc[..., :3])
-
-
-def _identity(window: Window) -> Similarity:
-    return Similarity.identity(window.outputs['pose_enc'].device)

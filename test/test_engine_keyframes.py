@@ -33,7 +33,8 @@ def images():
 
 def engine_for(model, **settings):
     """Return an engine with a small window, so that frames are evicted."""
-    config = {'num_scale_frames': 3, 'sliding_window': 3, 'image_width': WIDTH, **settings}
+    config = {'num_scale_frames': 3, 'sliding_window': 3, 'image_width': WIDTH, 'on_limit': 'stop',
+              **settings}  # fmt: skip
     return StreamEngine(model, StreamConfig(**config))
 
 
@@ -137,7 +138,12 @@ def test_by_flow_a_full_memory_refuses_keyframes_only(model, images):
         ({'keyframe_policy': 'flow', 'flow_threshold': float('nan')}, "'flow_threshold' is nan"),
         ({'keyframe_policy': 'auto'}, "needs 'expected_frames'"),
         (
-            {'keyframe_policy': 'auto', 'expected_frames': 99, 'max_keyframes': 8},
+            {
+                'keyframe_policy': 'auto',
+                'expected_frames': 99,
+                'max_keyframes': 8,
+                'on_limit': 'stop',
+            },
             "'max_keyframes' above 'num_scale_frames' \\(8\\)",
         ),
         ({'max_non_keyframe_gap': 0}, "'max_non_keyframe_gap' is 0"),

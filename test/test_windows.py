@@ -216,6 +216,16 @@ def test_a_frame_rejected_by_flow_leaves_no_trace(model, images):
     assert rejected.keys() - fixed.keys() == {'flow'} and rejected['flow'].shape == (1, 13)
 
 
+def test_a_changed_window_counts_from_the_next_sequence(model, images):
+    model.kv_cache_sliding_window = 64
+    wide = model.inference_streaming(images, 3)['pose_enc']
+    model.kv_cache_sliding_window = 1
+    narrow = model.inference_streaming(images, 3)['pose_enc']
+    model.memory = None
+    assert torch.equal(narrow, model.inference_streaming(images, 3)['pose_enc'])
+    assert not torch.equal(narrow, wide)
+
+
 def test_output_device_and_what_is_returned(model, images):
     outputs = model.inference_windowed(images, 6, num_scale_frames=2, output_device='cpu')
     assert model.memory is None

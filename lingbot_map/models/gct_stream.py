@@ -1,4 +1,4 @@
-"""GCTStream: images in, poses, depth and points out, one frame after the other (spec section 13)."""
+"""GCTStream: images in, poses, depth and points out, frame by frame (spec section 13)."""
 
 from collections.abc import Mapping
 
@@ -14,8 +14,11 @@ from torch import nn, Tensor
 
 # patch encoder name -> (depth, heads); 'conv' in the name means a bare convolution
 ENCODERS = {
-    'dinov2_vits14_reg': (12, 6), 'dinov2_vitb14_reg': (12, 12),
-    'dinov2_vitl14_reg': (24, 16), 'dinov2_vitg2_reg': (40, 24)}
+    'dinov2_vits14_reg': (12, 6),
+    'dinov2_vitb14_reg': (12, 12),
+    'dinov2_vitl14_reg': (24, 16),
+    'dinov2_vitg2_reg': (40, 24),
+}
 Outputs = dict[str, Tensor]
 
 
@@ -28,27 +31,53 @@ class GCTStream(SequenceDrivers, nn.Module):
     """
 
     def __init__(
-            self, img_size: int = 518, patch_size: int = 14, embed_dim: int = 1024,
-            patch_embed: str = 'dinov2_vitl14_reg', pretrained_path: str = '',
-            disable_global_rope: bool = False, enable_camera: bool = True,
-            enable_depth: bool = True, enable_point: bool = False,
-            enable_local_point: bool = False, enable_track: bool = False,
-            enable_normalize: bool = False, pred_normalization: bool = False,
-            sliding_window_size: int = -1, num_frame_for_scale: int = 1,
-            num_random_frames: int = 0, attend_to_special_tokens: bool = False,
-            attend_to_scale_frames: bool = False, enable_stream_inference: bool = True,
-            enable_3d_rope: bool = False, max_frame_num: int = 1024,
-            enable_camera_3d_rope: bool = False, camera_rope_theta: float = 10000.0,
-            use_scale_token: bool = True, kv_cache_sliding_window: int = 64,
-            kv_cache_scale_frames: int = 8, kv_cache_cross_frame_special: bool = True,
-            kv_cache_include_scale_frames: bool = True, kv_cache_camera_only: bool = False,
-            use_sdpa: bool = False, use_gradient_checkpoint: bool = True,
-            camera_num_iterations: int = 4, *, depth: int = 24, num_heads: int = 16,
-            selected_layers: tuple[int, ...] = (4, 11, 17, 23), mlp_ratio: float = 4.0,
-            num_register_tokens: int = 4, vit_depth: int | None = None,
-            vit_num_heads: int | None = None, vit_num_register_tokens: int = 4,
-            camera_trunk_depth: int = 4, camera_num_heads: int = 16, dpt_features: int = 256,
-            dpt_out_channels: tuple[int, ...] = (256, 512, 1024, 1024)):
+        self,
+        img_size: int = 518,
+        patch_size: int = 14,
+        embed_dim: int = 1024,
+        patch_embed: str = 'dinov2_vitl14_reg',
+        pretrained_path: str = '',
+        disable_global_rope: bool = False,
+        enable_camera: bool = True,
+        enable_depth: bool = True,
+        enable_point: bool = False,
+        enable_local_point: bool = False,
+        enable_track: bool = False,
+        enable_normalize: bool = False,
+        pred_normalization: bool = False,
+        sliding_window_size: int = -1,
+        num_frame_for_scale: int = 1,
+        num_random_frames: int = 0,
+        attend_to_special_tokens: bool = False,
+        attend_to_scale_frames: bool = False,
+        enable_stream_inference: bool = True,
+        enable_3d_rope: bool = False,
+        max_frame_num: int = 1024,
+        enable_camera_3d_rope: bool = False,
+        camera_rope_theta: float = 10000.0,
+        use_scale_token: bool = True,
+        kv_cache_sliding_window: int = 64,
+        kv_cache_scale_frames: int = 8,
+        kv_cache_cross_frame_special: bool = True,
+        kv_cache_include_scale_frames: bool = True,
+        kv_cache_camera_only: bool = False,
+        use_sdpa: bool = False,
+        use_gradient_checkpoint: bool = True,
+        camera_num_iterations: int = 4,
+        *,
+        depth: int = 24,
+        num_heads: int = 16,
+        selected_layers: tuple[int, ...] = (4, 11, 17, 23),
+        mlp_ratio: float = 4.0,
+        num_register_tokens: int = 4,
+        vit_depth: int | None = None,
+        vit_num_heads: int | None = None,
+        vit_num_register_tokens: int = 4,
+        camera_trunk_depth: int = 4,
+        camera_num_heads: int = 16,
+        dpt_features: int = 256,
+        dpt_out_channels: tuple[int, ...] = (256, 512, 1024, 1024),
+    ):
         """
         Build the network with random weights.
 
@@ -57,14 +86,19 @@ class GCTStream(SequenceDrivers, nn.Module):
         """
         super().__init__()
         _reject_unsupported(
-            pretrained_path=pretrained_path, enable_track=enable_track,
-            enable_normalize=enable_normalize, pred_normalization=pred_normalization,
+            pretrained_path=pretrained_path,
+            enable_track=enable_track,
+            enable_normalize=enable_normalize,
+            pred_normalization=pred_normalization,
             kv_cache_camera_only=kv_cache_camera_only,
             kv_cache_cross_frame_special=not kv_cache_cross_frame_special,
-            kv_cache_include_scale_frames=not kv_cache_include_scale_frames)
+            kv_cache_include_scale_frames=not kv_cache_include_scale_frames,
+        )
         if len(set(selected_layers)) != 4 or max(selected_layers) >= depth:
-            raise ValueError(f'selected_layers is {tuple(selected_layers)}; the heads need four '
-                             f'different layers below depth {depth}')
+            raise ValueError(
+                f'selected_layers is {tuple(selected_layers)}; the heads need four '
+                f'different layers below depth {depth}'
+            )
         self.patch_size = patch_size
         self.num_frame_for_scale = num_frame_for_scale
         self.max_frame_num = max_frame_num
@@ -75,17 +109,39 @@ class GCTStream(SequenceDrivers, nn.Module):
         else:
             known_depth, known_heads = _encoder(patch_embed)
             encoder = PatchEncoder(
-                img_size, patch_size, embed_dim, vit_depth or known_depth,
-                vit_num_heads or known_heads, vit_num_register_tokens, mlp_ratio)
+                img_size,
+                patch_size,
+                embed_dim,
+                vit_depth or known_depth,
+                vit_num_heads or known_heads,
+                vit_num_register_tokens,
+                mlp_ratio,
+            )
         rope = 'none' if disable_global_rope else '3d' if enable_3d_rope else '2d'
         self.aggregator = AggregatorStream(
-            encoder, embed_dim, depth, num_heads, patch_size=patch_size,
-            selected_layers=selected_layers, mlp_ratio=mlp_ratio,
-            num_register_tokens=num_register_tokens, rope=rope)
+            encoder,
+            embed_dim,
+            depth,
+            num_heads,
+            patch_size=patch_size,
+            selected_layers=selected_layers,
+            mlp_ratio=mlp_ratio,
+            num_register_tokens=num_register_tokens,
+            rope=rope,
+        )
         width = 2 * embed_dim
-        self.camera_head = CameraHead(
-            width, camera_trunk_depth, camera_num_heads, camera_num_iterations, mlp_ratio,
-            camera_rope_theta if enable_camera_3d_rope else None) if enable_camera else None
+        self.camera_head = (
+            CameraHead(
+                width,
+                camera_trunk_depth,
+                camera_num_heads,
+                camera_num_iterations,
+                mlp_ratio,
+                camera_rope_theta if enable_camera_3d_rope else None,
+            )
+            if enable_camera
+            else None
+        )
 
         def dense(outputs: int) -> DPTHead:
             return DPTHead(width, dpt_features, tuple(dpt_out_channels), outputs, patch_size)
@@ -116,20 +172,27 @@ class GCTStream(SequenceDrivers, nn.Module):
         heads = trunk.global_blocks[0].attn.num_heads
         has_trunk = camera is not None and len(camera.trunk)
         return MemoryShape(
-            layers=len(trunk.global_blocks), heads=heads, head_dim=trunk.head_dim,
-            patches=patches, specials=trunk.patch_start_idx, anchors=self.kv_cache_scale_frames,
-            window=self.kv_cache_sliding_window, max_keyframes=max_keyframes,
+            layers=len(trunk.global_blocks),
+            heads=heads,
+            head_dim=trunk.head_dim,
+            patches=patches,
+            specials=trunk.patch_start_idx,
+            anchors=self.kv_cache_scale_frames,
+            window=self.kv_cache_sliding_window,
+            max_keyframes=max_keyframes,
             camera_iterations=camera.iterations if has_trunk else 0,
             camera_depth=len(camera.trunk) if has_trunk else 0,
             camera_heads=camera.trunk[0].attn.num_heads if has_trunk else 0,
-            camera_head_dim=camera.head_dim if has_trunk else 0)
+            camera_head_dim=camera.head_dim if has_trunk else 0,
+        )
 
     def new_memory(self, height: int, width: int, max_keyframes: int) -> StreamMemory:
         """Allocate a memory for frames of `height` x `width` network pixels."""
         patches = (height // self.patch_size) * (width // self.patch_size)
         device = self.aggregator.camera_token.device
         return StreamMemory(
-            self.memory_shape(patches, max_keyframes), device, self.aggregator.dtype)
+            self.memory_shape(patches, max_keyframes), device, self.aggregator.dtype
+        )
 
     def stream(self, images: Tensor, memory: StreamMemory, num_frame_for_scale: int) -> Outputs:
         """
@@ -138,10 +201,12 @@ class GCTStream(SequenceDrivers, nn.Module):
         The caller decides afterwards by `memory.commit` or `memory.undo`.
         """
         return self.predict(
-            images, memory.index, num_frame_for_scale, memory.attend, memory.attend_camera)
+            images, memory.index, num_frame_for_scale, memory.attend, memory.attend_camera
+        )
 
-    def predict(self, images: Tensor, index: Tensor, num_frame_for_scale: int, attend,
-                attend_camera) -> Outputs:
+    def predict(
+        self, images: Tensor, index: Tensor, num_frame_for_scale: int, attend, attend_camera
+    ) -> Outputs:
         """
         Run trunk and heads; `attend` and `attend_camera` decide who sees whom.
 
@@ -160,21 +225,34 @@ class GCTStream(SequenceDrivers, nn.Module):
     def dense(self, selected: list[Tensor], size: tuple[int, int]) -> Outputs:
         """Run the depth and point heads on float32 trunk tokens, each (B, S, P, 2 dim)."""
         height, width = size
-        patches = [layer[:, :, self.aggregator.patch_start_idx:] for layer in selected]
+        patches = [layer[:, :, self.aggregator.patch_start_idx :] for layer in selected]
         outputs = {}
         if self.depth_head is not None:
             values, outputs['depth_conf'] = self.depth_head(patches, height, width)
             outputs['depth'] = values.exp()
-        for head, name in ((self.point_head, 'world_points'), (self.local_point_head, 'cam_points')):
+        for head, name in (
+            (self.point_head, 'world_points'),
+            (self.local_point_head, 'cam_points'),
+        ):
             if head is not None:
                 values, outputs[f'{name}_conf'] = head(patches, height, width)
                 outputs[name] = values.sign() * values.abs().expm1()
         return outputs
 
-    def forward(self, images: Tensor, query_points=None, num_frame_for_scale: int | None = None,
-                sliding_window_size=None, num_frame_per_block: int = 1, mask=None,
-                causal_inference: bool = False, ordered_video=None, gather_outputs: bool = True,
-                point_masks=None, **kwargs) -> Outputs:
+    def forward(
+        self,
+        images: Tensor,
+        query_points=None,
+        num_frame_for_scale: int | None = None,
+        sliding_window_size=None,
+        num_frame_per_block: int = 1,
+        mask=None,
+        causal_inference: bool = False,
+        ordered_video=None,
+        gather_outputs: bool = True,
+        point_masks=None,
+        **kwargs,
+    ) -> Outputs:
         """
         Continue the sequence in `memory` with frames (S, 3, H, W) or (1, S, 3, H, W) in [0, 1].
 
@@ -190,7 +268,8 @@ class GCTStream(SequenceDrivers, nn.Module):
         frames, (height, width) = images.shape[1], images.shape[-2:]
         memory = self._own_memory(height, width, frames, max(self.max_frame_num, frames))
         scale_frames = (
-            self.num_frame_for_scale if num_frame_for_scale is None else num_frame_for_scale)
+            self.num_frame_for_scale if num_frame_for_scale is None else num_frame_for_scale
+        )
         memory.write(frames, keep=not self._skip_append)
         attend_camera = memory.attend_camera
         if not causal_inference:
@@ -222,8 +301,10 @@ class GCTStream(SequenceDrivers, nn.Module):
     def get_kv_cache_info(self) -> dict[str, float]:
         """Return the number of trunk blocks holding keys and the size of the memory in MB."""
         filled = self.memory is not None and self.memory.kept > 0
-        return {'num_cached_blocks': self.memory.shape.layers if filled else 0,
-                'cache_memory_mb': self.memory.nbytes / 2 ** 20 if filled else 0.0}
+        return {
+            'num_cached_blocks': self.memory.shape.layers if filled else 0,
+            'cache_memory_mb': self.memory.nbytes / 2**20 if filled else 0.0,
+        }
 
     def _checked(self, images: Tensor) -> Tensor:
         if images.dim() == 4:
@@ -232,22 +313,29 @@ class GCTStream(SequenceDrivers, nn.Module):
         if images.dim() != 5 or images.shape[0] != 1 or images.shape[2] != 3:
             raise ValueError(
                 f'images have shape {tuple(images.shape)}; streaming takes one sequence, '
-                '(S, 3, H, W) or (1, S, 3, H, W)')
+                '(S, 3, H, W) or (1, S, 3, H, W)'
+            )
         if images.shape[-2] % size or images.shape[-1] % size or 0 in images.shape:
-            raise ValueError(f'image size {images.shape[-1]}x{images.shape[-2]} is not a positive '
-                             f'multiple of the patch size {size}; resize the images first')
+            raise ValueError(
+                f'image size {images.shape[-1]}x{images.shape[-2]} is not a positive '
+                f'multiple of the patch size {size}; resize the images first'
+            )
         return images
 
     def _own_memory(self, height: int, width: int, frames: int, capacity: int) -> StreamMemory:
-        """Return `memory`, made anew with room for `capacity` frames if it does not fit `frames`."""
+        """Return `memory`, made anew for `capacity` frames if it does not fit `frames`."""
         patches = (height // self.patch_size) * (width // self.patch_size)
         memory, device = self.memory, self.aggregator.camera_token.device
         if memory is not None and memory.kept and memory.shape.patches != patches:
             raise ValueError(
                 f'the image size changed to {width}x{height} within a sequence; '
-                'call clean_kv_cache() first')
-        fits = memory is not None and (memory.device, memory.dtype, memory.shape.patches) == (
-            device, self.aggregator.dtype, patches)
+                'call clean_kv_cache() first'
+            )
+        fits = memory is not None and (memory.device, memory.dtype, memory.shape) == (
+            device,
+            self.aggregator.dtype,
+            self.memory_shape(patches, memory.shape.max_keyframes),
+        )
         if not fits or (not memory.kept and memory.shape.max_keyframes < frames):
             memory = self.memory = None  # free the old buffers before the new ones are made
             self.memory = self.new_memory(height, width, capacity)
@@ -256,8 +344,10 @@ class GCTStream(SequenceDrivers, nn.Module):
 
 def _encoder(name: str) -> tuple[int, int]:
     if name not in ENCODERS:
-        raise ValueError(f"patch_embed '{name}' is unknown; use one of {', '.join(ENCODERS)} "
-                         "or a name with 'conv'")
+        raise ValueError(
+            f"patch_embed '{name}' is unknown; use one of {', '.join(ENCODERS)} "
+            "or a name with 'conv'"
+        )
     return ENCODERS[name]
 
 
@@ -266,7 +356,8 @@ def _reject_unsupported(**requested: bool | str) -> None:
         if value:
             raise ValueError(
                 f"GCTStream argument '{name}' is set to a value that is not supported; "
-                'leave it at its default')
+                'leave it at its default'
+            )
 
 
 def _block_causal(frames: int, block: int, scale_frames: int) -> Tensor:
@@ -275,5 +366,3 @@ def _block_causal(frames: int, block: int, scale_frames: int) -> Tensor:
     seen = number[None] < (number[:, None] // block + 1) * block
     seen[:scale_frames, :scale_frames] = True
     return seen
-
-
