@@ -1,5 +1,6 @@
 """An engine whose poses are known: the camera moves along its optical axis, one step per image."""
 
+from collections import deque
 from collections.abc import Callable
 import threading
 
@@ -30,6 +31,7 @@ class FakeEngine:
         self.width = params.image_width or 56
         self.warmed: list[tuple[int, int]] = []
         self.pushed = self.resets = 0
+        self.pictures = deque(maxlen=50)  # the newest, as the network would see them
         self.threads: set[int] = set()
         self.inference_modes: set[bool] = set()
         self._params, self._before_push, self._pose = params, before_push, pose or straight
@@ -63,6 +65,7 @@ class FakeEngine:
     def push(self, rgb, tag):
         self._note_thread()
         self.pushed += 1
+        self.pictures.append(rgb)
         self._before_push(self.pushed)
         if self.keyframes >= self._params.max_keyframes:
             raise StreamLimitError('no room for another keyframe')

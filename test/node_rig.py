@@ -91,7 +91,8 @@ class Rig:
 
     def wait_connected(self) -> None:
         """Wait until the node hears the probe and the probe hears the node."""
-        self.wait(lambda: self._image_pub.get_subscription_count() == 1, 'image subscription')
+        if self.node.pipeline.params.image_transport == 'raw':
+            self.wait(lambda: self._image_pub.get_subscription_count() == 1, 'image subscription')
         outputs = self.node.pipeline.outputs
         self.wait(
             lambda: all(
@@ -107,6 +108,23 @@ class Rig:
     def send(self, *stamps_s: float, **fields) -> None:
         for stamp_s in stamps_s:
             self._image_pub.publish(image(stamp_s, **fields))
+
+    def publisher(self, kind, topic: str, qos=10):
+        """Return a publisher of the probe that the node hears."""
+        publisher = self.probe.create_publisher(kind, topic, qos)
+        self.wait(lambda: publisher.get_subscription_count() >= 1, f'subscription of {topic}')
+        return publisher
+
+    def publish(self, stamp_s: float, message) -> None:
+        """Send an image message that has no header yet."""
+        message.header = Header(stamp=to_time(stamp_s), frame_id='cam')
+        self._image_pub.publish(message)
+
+    def diagnostic(self, key: str) -> str:
+        """Return a value of the next diagnostics."""
+        count = len(self.heard['diagnostics'])
+        array = self.wait_for('diagnostics', count + 1)[-1]
+        return {value.key: value.value for value in array.status[0].values}[key]
 
     def call(self, name: str, request=None):
         kind = SetBool if name == 'pause' else Trigger
