@@ -13,8 +13,10 @@ from lingbot_map_ros.ledger import to_ns, to_stamp
 from lingbot_map_ros.node import LingbotMapNode
 from nav_msgs.msg import Odometry, Path
 import numpy as np
+from rclpy.clock import Clock, ClockType
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile
+from rosgraph_msgs.msg import Clock as ClockMessage
 from sensor_msgs.msg import Image, PointCloud2
 from std_msgs.msg import Header
 from std_srvs.srv import Trigger
@@ -24,6 +26,7 @@ import torch
 _DEPTH = 100
 _LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 _POLL_S = 0.2
+_CLOCK_PERIOD_S = 0.025  # of /clock, as ros2 bag play does it
 _LAST_ANSWERS_S = 5.0  # for poses under way when the node has finished
 
 
@@ -89,6 +92,19 @@ class Player(Node):
         message.data = data
         self.sent[stamp_ns] = time.monotonic()
         self._image_pub.publish(message)
+
+    def start_clock(self, now_ns: int, rate: float) -> None:
+        """Publish /clock from now on: `now_ns`, and on at `rate` times real time."""
+        publisher = self.create_publisher(ClockMessage, '/clock', _DEPTH)
+        start_s = time.monotonic()
+
+        def tick() -> None:
+            elapsed_ns = round((time.monotonic() - start_s) * rate * 1e9)
+            publisher.publish(ClockMessage(clock=to_stamp(now_ns + elapsed_ns)))
+
+        # a clock of its own: the timer must not wait for the time that it makes
+        steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self.create_timer(_CLOCK_PERIOD_S, tick, clock=steady)
 
     def wait_for_processed(self, in_flight: int) -> None:
         """Wait until at most `in_flight` pictures have not been acknowledged."""

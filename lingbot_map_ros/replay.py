@@ -1,8 +1,8 @@
 """
 Play recorded pictures through the mapping node and keep what it says.
 
-Exit code 0: every image has its pose; 1: some were lost, or the node gave up; 2: bad input, and
-nothing was written.
+Exit code 0: every image has its pose; 1: some were lost, the node gave up, or the comparison that
+was asked for is impossible; 2: bad input, and nothing was written.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from lingbot_map.metrics import MetricsError
 from lingbot_map.points import POINT_DTYPE
 from lingbot_map.sources import open_source, Source, SourceError
 from lingbot_map_ros import results
+from lingbot_map_ros.live_check import compare_with_lossless, LiveCheck, TRAJECTORY
 from lingbot_map_ros.node import LingbotMapNode
 from lingbot_map_ros.parameters import ParameterError, PARAMETERS
 from lingbot_map_ros.player import Player, PlayerError
@@ -56,6 +57,7 @@ class Job:
     truth: PoseTrack | None
     out: Path
     rate: float  # 0: lossless
+    lossless: Path | None  # folder of an evaluation to compare with
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -115,7 +117,14 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=0.0,
         metavar='R',
-        help='play at R times real time, the newest image wins (lossless, as fast as it goes)',
+        help='play at R times real time with /clock, the newest image wins (lossless, as fast '
+        'as it goes)',
+    )
+    add(
+        '--compare',
+        type=Path,
+        metavar='DIR',
+        help='results of lingbot_map_evaluate for the same recording, to compare with',
     )
     return parser
 
@@ -125,6 +134,11 @@ def _check(args: argparse.Namespace) -> Job:
         raise BadInput(f'--rate is {args.rate}: set it to a positive number')
     if args.params is not None and not args.params.is_file():
         raise BadInput(f"--params: '{args.params}' is not a file")
+    if args.compare is not None and not (args.compare / TRAJECTORY).is_file():
+        raise BadInput(
+            f"--compare: '{args.compare}' holds no {TRAJECTORY}: name the folder that "
+            'lingbot_map_evaluate wrote for this recording'
+        )
     source = open_source(args.source, args.image_topic, args.fps)
     truth = find_truth(args.source, source, args.ground_truth)
     path = args.source.resolve()
@@ -133,7 +147,7 @@ def _check(args: argparse.Namespace) -> Job:
     existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise BadInput(f"--out: '{existing}' is not a folder that can be written")
-    return Job(source, name, truth, out, args.rate)
+    return Job(source, name, truth, out, args.rate, args.compare)
 
 
 def _init_ros(args: argparse.Namespace, argv: list[str]) -> None:
@@ -207,6 +221,7 @@ def _play(player: Player, job: Job) -> bool:
             if job.rate and first_ns is None:
                 player.wait_for_processed(0)  # the node warms up for the size of the first image
                 first_ns, start_s = stamp_ns, time.monotonic()
+                player.start_clock(first_ns, job.rate)
     except KeyboardInterrupt:
         _say_error(
             f'interrupted after {len(player.sent)} of {len(job.source)} images: finishing these'
@@ -226,7 +241,9 @@ def _conclude(
             comparison = results.compare(stamps_ns, T_map_cam, job.truth)
         except MetricsError as error:
             _say_error(f'no comparison with {job.truth.name}: {error}')
-    summary = results.summarize(player, job.source, comparison, settings | {'rate': job.rate})
+    live_check = _compare_with_lossless(job, stamps_ns, T_map_cam)
+    comparisons = results.Comparisons(comparison, live_check)
+    summary = results.summarize(player, job.source, comparisons, settings | {'rate': job.rate})
     random = settings['checkpoint'] == 'random'
     title = f'{job.name}: {summary.frames_out} poses' + (', random weights' if random else '')
     results.write(
@@ -235,10 +252,25 @@ def _conclude(
     _say(summary.line())
     if comparison is not None:
         _say(comparison.line())
+    if live_check is not None:
+        _say(live_check.line())
     if random:
         _say('The weights are random: path and map mean nothing.')
     _say(f'wrote {job.out}: trajectory.tum map.ply map.png summary.json')
-    return 1 if summary.lost or interrupted else 0
+    no_comparison = job.lossless is not None and live_check is None
+    return 1 if summary.lost or interrupted or no_comparison else 0
+
+
+def _compare_with_lossless(
+    job: Job, stamps_ns: list[int], T_map_cam: np.ndarray
+) -> LiveCheck | None:
+    if job.lossless is None:
+        return None
+    try:
+        return compare_with_lossless(stamps_ns, T_map_cam, job.lossless)
+    except (MetricsError, SourceError) as error:
+        _say_error(f'no comparison with {job.lossless}: {error}')
+        return None
 
 
 def _say(line: str) -> None:

@@ -14,6 +14,7 @@ from lingbot_map.metrics import associate, Ate, ate, MetricsError, path_length
 from lingbot_map.rendering import render_map
 from lingbot_map.sources import Source
 from lingbot_map_ros.ledger import SUPERSEDED
+from lingbot_map_ros.live_check import LiveCheck
 from lingbot_map_ros.player import Player
 import numpy as np
 
@@ -51,6 +52,14 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class Comparisons:
+    """What the path was compared with."""
+
+    truth: Comparison | None
+    lossless: LiveCheck | None
+
+
+@dataclass(frozen=True)
 class Summary:
     """The content of summary.json."""
 
@@ -62,7 +71,8 @@ class Summary:
     latency_ms: dict[str, float]  # from sending an image to hearing its odometry
     rate_hz: float
     heard: dict[str, int]
-    ate: dict[str, float] | None
+    ate: dict[str, float] | None  # against ground truth
+    live_check: dict[str, object] | None  # against a lossless evaluation
     versions: dict[str, str]
     settings: dict[str, object]
 
@@ -103,7 +113,7 @@ def compare(stamps_ns: list[int], T_map_cam: np.ndarray, truth: PoseTrack) -> Co
 
 
 def summarize(
-    player: Player, source: Source, comparison: Comparison | None, settings: dict[str, object]
+    player: Player, source: Source, comparisons: Comparisons, settings: dict[str, object]
 ) -> Summary:
     """Return the figures of a replay; images that a newer one replaced are lost if lossless."""
     dropped = {
@@ -130,7 +140,8 @@ def summarize(
             'clouds': player.clouds,
             'cloud_points': player.cloud_points,
         },
-        ate=comparison.values() if comparison is not None else None,
+        ate=comparisons.truth and comparisons.truth.values(),
+        live_check=comparisons.lossless and comparisons.lossless.values(),
         versions=_versions(),
         settings=settings,
     )
