@@ -19,8 +19,12 @@ class CheckpointError(ValueError):
     """Weights that cannot be used; the message says why and what to do."""
 
 
-def load_model(model_name: str, checkpoint: str, device: torch.device | str = 'cpu',
-               dtype: torch.dtype | None = None) -> GCTStream:
+def load_model(
+    model_name: str,
+    checkpoint: str,
+    device: torch.device | str = 'cpu',
+    dtype: torch.dtype | None = None,
+) -> GCTStream:
     """
     Return the preset `model_name` with the weights that `checkpoint` names, on `device`.
 
@@ -31,7 +35,8 @@ def load_model(model_name: str, checkpoint: str, device: torch.device | str = 'c
     """
     if model_name not in MODEL_PRESETS:
         raise CheckpointError(
-            f"model '{model_name}' is unknown; use one of {', '.join(MODEL_PRESETS)}")
+            f"model '{model_name}' is unknown; use one of {', '.join(MODEL_PRESETS)}"
+        )
     preset = MODEL_PRESETS[model_name]
     if checkpoint == 'random':
         torch.manual_seed(0)
@@ -54,7 +59,8 @@ def resolve(model_name: str, checkpoint: str) -> Path:
         if model_name != 'demo':
             raise CheckpointError(
                 f"checkpoint is empty and model '{model_name}' has no packaged weights; set "
-                "checkpoint to a file or to 'hf:robbyant/lingbot-map/lingbot-map.pt'")
+                "checkpoint to a file or to 'hf:robbyant/lingbot-map/lingbot-map.pt'"
+            )
         return demo_checkpoint()
     if checkpoint.startswith('hf:'):
         return _download(checkpoint)
@@ -76,16 +82,19 @@ def read_state(path: Path) -> dict[str, Tensor]:
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"checkpoint '{path}' holds Python objects other than tensors and was not loaded, "
-            'since they could run code; save its state dict alone') from error
+            'since they could run code; save its state dict alone'
+        ) from error
     except (RuntimeError, SafetensorError, OSError, EOFError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(
-            f"checkpoint '{path}' is not a readable weights file ({reason}); "
-            'download it again') from error
+            f"checkpoint '{path}' is not a readable weights file ({reason}); download it again"
+        ) from error
     state = state.get('model', state) if isinstance(state, dict) else state
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise CheckpointError(f"checkpoint '{path}' is not a state dict: expected tensors by "
-                              "name, or the same under the key 'model'")
+        raise CheckpointError(
+            f"checkpoint '{path}' is not a state dict: expected tensors by "
+            "name, or the same under the key 'model'"
+        )
     return state
 
 
@@ -128,11 +137,20 @@ def _compare(expected: dict[str, tuple], found: dict[str, tuple]) -> str:
     """Return a report of differences by kind and group, or an empty text."""
     missing = sorted(expected.keys() - found.keys())
     unexpected = sorted(found.keys() - expected.keys())
-    shapes = [f'{key} is {found[key]}, expected {expected[key]}'
-              for key in sorted(expected.keys() & found.keys()) if expected[key] != found[key]]
-    lines = [line for title, keys in (
-        ('missing', missing), ('unexpected', unexpected), ('wrong shape', shapes))
-        for line in _by_group(title, keys)]
+    shapes = [
+        f'{key} is {found[key]}, expected {expected[key]}'
+        for key in sorted(expected.keys() & found.keys())
+        if expected[key] != found[key]
+    ]
+    lines = [
+        line
+        for title, keys in (
+            ('missing', missing),
+            ('unexpected', unexpected),
+            ('wrong shape', shapes),
+        )
+        for line in _by_group(title, keys)
+    ]
     if lines:
         lines.append('  likely cause: ' + _likely_cause(missing, unexpected, shapes, found))
     return '\n'.join(lines)
@@ -142,13 +160,16 @@ def _by_group(title: str, keys: list[str]) -> list[str]:
     groups: dict[str, list[str]] = {}
     for key in keys:
         groups.setdefault('.'.join(key.split('.')[:2]), []).append(key)
-    return [f'  {title}: {group} ({len(members)}): {", ".join(members[:KEYS_SHOWN])}'
-            + (' ...' if len(members) > KEYS_SHOWN else '')
-            for group, members in groups.items()]
+    return [
+        f'  {title}: {group} ({len(members)}): {", ".join(members[:KEYS_SHOWN])}'
+        + (' ...' if len(members) > KEYS_SHOWN else '')
+        for group, members in groups.items()
+    ]
 
 
-def _likely_cause(missing: list[str], unexpected: list[str], shapes: list[str],
-                  found: dict[str, tuple]) -> str:
+def _likely_cause(
+    missing: list[str], unexpected: list[str], shapes: list[str], found: dict[str, tuple]
+) -> str:
     if shapes and all('pos_embed' in line for line in shapes) and not missing:
         return 'the checkpoint was made for another img_size; use the preset it was trained with'
     if not found:
@@ -167,18 +188,23 @@ def _download(checkpoint: str) -> Path:
     owner, _, rest = name.partition('/')
     repository, _, file = rest.partition('/')
     if not (owner and repository and file):
-        raise CheckpointError(f"checkpoint '{checkpoint}' is not of the form "
-                              'hf:owner/name/file[@revision]')
+        raise CheckpointError(
+            f"checkpoint '{checkpoint}' is not of the form hf:owner/name/file[@revision]"
+        )
     try:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ImportError as error:
-        raise CheckpointError(f"checkpoint '{checkpoint}' needs the package huggingface_hub; "
-                              "pip install 'huggingface_hub'") from error
+        raise CheckpointError(
+            f"checkpoint '{checkpoint}' needs the package huggingface_hub; "
+            "pip install 'huggingface_hub'"
+        ) from error
     try:
         return Path(hf_hub_download(f'{owner}/{repository}', file, revision=revision or None))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         offline = ' (HF_HUB_OFFLINE is set)' if os.environ.get('HF_HUB_OFFLINE') else ''
-        raise CheckpointError(f"checkpoint '{checkpoint}' could not be downloaded{offline}: "
-                              f'{reason}; check the name and the network') from error
+        raise CheckpointError(
+            f"checkpoint '{checkpoint}' could not be downloaded{offline}: "
+            f'{reason}; check the name and the network'
+        ) from error

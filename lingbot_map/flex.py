@@ -34,23 +34,33 @@ class FlexAttention:
         """
         frames = images.shape[1]
         tokens = self._model.aggregator.patch_start_idx + (
-            images[0, 0, 0].numel() // self._model.patch_size ** 2)
+            images[0, 0, 0].numel() // self._model.patch_size**2
+        )
         if tokens > BLOCK or frames > MAX_FRAMES:
-            raise ValueError(f'{frames} frames of {tokens} tokens: at most {MAX_FRAMES} frames of '
-                             f'{BLOCK} tokens can be trained')
+            raise ValueError(
+                f'{frames} frames of {tokens} tokens: at most {MAX_FRAMES} frames of '
+                f'{BLOCK} tokens can be trained'
+            )
         specials = self._model.aggregator.patch_start_idx
         # A frame's patches are seen only together with its special tokens.
         self._limit[:frames, :frames] = torch.where(
-            seen.patches, tokens, specials * seen.specials.int())
+            seen.patches, tokens, specials * seen.specials.int()
+        )
         visible = seen.specials.to(torch.int8)
         order = visible.argsort(dim=-1, descending=True, stable=True).int()
         mask = BlockMask.from_kv_blocks(
-            visible.sum(-1, dtype=torch.int32)[None, None], order[None, None], BLOCK_SIZE=BLOCK,
-            mask_mod=self._mask, seq_lengths=(frames * BLOCK, frames * BLOCK))
+            visible.sum(-1, dtype=torch.int32)[None, None],
+            order[None, None],
+            BLOCK_SIZE=BLOCK,
+            mask_mod=self._mask,
+            seq_lengths=(frames * BLOCK, frames * BLOCK),
+        )
 
         def attend_tokens(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            q, k, v = (F.pad(x.unflatten(2, (frames, tokens)), (0, 0, 0, BLOCK - tokens))
-                       .flatten(2, 3) for x in (q, k, v))
+            q, k, v = (
+                F.pad(x.unflatten(2, (frames, tokens)), (0, 0, 0, BLOCK - tokens)).flatten(2, 3)
+                for x in (q, k, v)
+            )
             out = self._attend(q, k, v, block_mask=mask, kernel_options=KERNEL_OPTIONS)
             return out.unflatten(2, (frames, BLOCK))[:, :, :, :tokens].flatten(2, 3)
 

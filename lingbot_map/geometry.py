@@ -15,32 +15,50 @@ MIN_FOV, MAX_FOV = 1e-3, np.pi - 1e-3  # the head can say 0, whose focal length 
 
 
 def quaternion_to_matrix(q_xyzw: Tensor) -> Tensor:
-    """Return rotations (..., 3, 3) of quaternions of any length; the zero quaternion is identity."""
+    """Return rotations (..., 3, 3) of quaternions of any length; a zero one is no rotation."""
     norm = q_xyzw.square().sum(-1, keepdim=True)
     identity = torch.zeros_like(q_xyzw)
     identity[..., 3] = 1
     q_xyzw = torch.where(norm > 0, q_xyzw, identity)
     x, y, z, w = q_xyzw.unbind(-1)
     s = 2 / q_xyzw.square().sum(-1)
-    return torch.stack((
-        1 - s * (y * y + z * z), s * (x * y - z * w), s * (x * z + y * w),
-        s * (x * y + z * w), 1 - s * (x * x + z * z), s * (y * z - x * w),
-        s * (x * z - y * w), s * (y * z + x * w), 1 - s * (x * x + y * y),
-    ), -1).unflatten(-1, (3, 3))
+    return torch.stack(
+        (
+            1 - s * (y * y + z * z),
+            s * (x * y - z * w),
+            s * (x * z + y * w),
+            s * (x * y + z * w),
+            1 - s * (x * x + z * z),
+            s * (y * z - x * w),
+            s * (x * z - y * w),
+            s * (y * z + x * w),
+            1 - s * (x * x + y * y),
+        ),
+        -1,
+    ).unflatten(-1, (3, 3))
 
 
 def matrix_to_quaternion(R: Tensor) -> Tensor:
     """Return unit quaternions xyzw with w >= 0 of rotations (..., 3, 3)."""
     r = R.flatten(-2).unbind(-1)
     xx, yy, zz = r[0], r[4], r[8]
-    doubled = torch.stack((1 + xx - yy - zz, 1 - xx + yy - zz, 1 - xx - yy + zz,
-                           1 + xx + yy + zz), -1).clamp_min(0).sqrt()  # |2x| |2y| |2z| |2w|
+    doubled = (
+        torch.stack((1 + xx - yy - zz, 1 - xx + yy - zz, 1 - xx - yy + zz, 1 + xx + yy + zz), -1)
+        .clamp_min(0)
+        .sqrt()
+    )  # |2x| |2y| |2z| |2w|
     x2, y2, z2, w2 = doubled.square().unbind(-1)
     xy, xz, yz = r[1] + r[3], r[2] + r[6], r[5] + r[7]
     wx, wy, wz = r[7] - r[5], r[2] - r[6], r[3] - r[1]
-    candidates = torch.stack((
-        torch.stack((x2, xy, xz, wx), -1), torch.stack((xy, y2, yz, wy), -1),
-        torch.stack((xz, yz, z2, wz), -1), torch.stack((wx, wy, wz, w2), -1)), -2)
+    candidates = torch.stack(
+        (
+            torch.stack((x2, xy, xz, wx), -1),
+            torch.stack((xy, y2, yz, wy), -1),
+            torch.stack((xz, yz, z2, wz), -1),
+            torch.stack((wx, wy, wz, w2), -1),
+        ),
+        -2,
+    )
     candidates = candidates / (2 * doubled.clamp_min(0.1)[..., None])
     best = doubled.argmax(-1)[..., None, None].expand(*doubled.shape[:-1], 1, 4)
     q = candidates.gather(-2, best).squeeze(-2)
@@ -84,8 +102,11 @@ def unproject(depth: Tensor, K: Tensor, stride: int = 1) -> Tensor:
     With a `stride`, only those of every n-th row and column.
     """
     height, width = depth.shape[-2:]
-    v, u = torch.meshgrid(torch.arange(0, height, stride, device=depth.device),
-                          torch.arange(0, width, stride, device=depth.device), indexing='ij')
+    v, u = torch.meshgrid(
+        torch.arange(0, height, stride, device=depth.device),
+        torch.arange(0, width, stride, device=depth.device),
+        indexing='ij',
+    )
     depth = depth[..., ::stride, ::stride]
     K = K[..., None, None, :, :].to(depth.dtype)
     x = (u - K[..., 0, 2]) / K[..., 0, 0]

@@ -109,8 +109,8 @@ class StreamMemory:
         Choose the slots of the next forward pass.
 
         Several frames at once (the scale batch) are possible on an empty memory only. With `keep`
-        a single frame takes its ring slot and the oldest window frame goes; without, it goes to the
-        scratch slot, sees the whole window beside itself, and `commit` may still keep it.
+        a single frame takes its ring slot and the oldest window frame goes; without, it goes to
+        the scratch slot, sees the whole window beside itself, and `commit` may still keep it.
 
         :raises StreamLimitError: no room for another kept frame.
         :raises ValueError: a batch that is not kept, or that comes after other frames.

@@ -16,14 +16,17 @@ class Muon(torch.optim.Optimizer):
     A fused qkv projection counts as three matrices.
     """
 
-    def __init__(self, matrices: list[tuple[str, nn.Parameter]], lr: float,
-                 weight_decay: float = 0.01):
+    def __init__(
+        self, matrices: list[tuple[str, nn.Parameter]], lr: float, weight_decay: float = 0.01
+    ):
         groups: dict[tuple, list[nn.Parameter]] = {}
         for name, parameter in matrices:
             parts = 3 if name.endswith('qkv.weight') else 1
             groups.setdefault((parts, *parameter.shape), []).append(parameter)
-        super().__init__([{'params': members, 'parts': key[0]} for key, members in groups.items()],
-                         {'lr': lr, 'weight_decay': weight_decay})
+        super().__init__(
+            [{'params': members, 'parts': key[0]} for key, members in groups.items()],
+            {'lr': lr, 'weight_decay': weight_decay},
+        )
 
     @torch.no_grad()
     def step(self) -> None:
@@ -69,6 +72,7 @@ def make_optimisers(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
             matrices.append((name, parameter))
         else:
             others.append(parameter)
-    adam = torch.optim.AdamW(others, ADAM_SHARE * lr, betas=(0.9, 0.98), weight_decay=0.0,
-                             fused=others[0].is_cuda)
+    adam = torch.optim.AdamW(
+        others, ADAM_SHARE * lr, betas=(0.9, 0.98), weight_decay=0.0, fused=others[0].is_cuda
+    )
     return [Muon(matrices, lr), adam]

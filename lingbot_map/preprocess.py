@@ -23,14 +23,20 @@ class PixelMap:
 
     def to_original(self, K: np.ndarray) -> np.ndarray:
         """Return intrinsics (3, 3) in original pixels of intrinsics in network pixels."""
-        back = np.array([[1 / self.scale_x, 0, self.crop_x / self.scale_x],
-                         [0, 1 / self.scale_y, self.crop_y / self.scale_y], [0, 0, 1]])
+        back = np.array(
+            [
+                [1 / self.scale_x, 0, self.crop_x / self.scale_x],
+                [0, 1 / self.scale_y, self.crop_y / self.scale_y],
+                [0, 0, 1],
+            ]
+        )
         return back @ K
 
     def to_network(self, K: np.ndarray) -> np.ndarray:
         """Return intrinsics (3, 3) in network pixels of intrinsics in original pixels."""
-        there = np.array([[self.scale_x, 0, -self.crop_x], [0, self.scale_y, -self.crop_y],
-                          [0, 0, 1]])
+        there = np.array(
+            [[self.scale_x, 0, -self.crop_x], [0, self.scale_y, -self.crop_y], [0, 0, 1]]
+        )
         return there @ K
 
 
@@ -42,11 +48,19 @@ def crop_map(width: int, height: int, target: int, patch: int) -> PixelMap:
     """
     resized = round(height * (target / width) / patch) * patch
     if resized == 0:
-        raise ValueError(f'image size {width}x{height} is too wide: at network width {target} '
-                         f'it has no full row of {patch}-pixel patches; crop it or use pad mode')
+        raise ValueError(
+            f'image size {width}x{height} is too wide: at network width {target} '
+            f'it has no full row of {patch}-pixel patches; crop it or use pad mode'
+        )
     crop_y = max(resized - target, 0) // 2
-    return PixelMap(target / width, resized / height, 0, crop_y,
-                    (target, min(resized, target)), (width, height))
+    return PixelMap(
+        target / width,
+        resized / height,
+        0,
+        crop_y,
+        (target, min(resized, target)),
+        (width, height),
+    )
 
 
 def resize_pillow(rgb: np.ndarray, mapping: PixelMap) -> np.ndarray:
@@ -57,7 +71,7 @@ def resize_pillow(rgb: np.ndarray, mapping: PixelMap) -> np.ndarray:
         resized = rgb
     else:
         resized = np.asarray(Image.fromarray(rgb).resize(full, Image.Resampling.BICUBIC))
-    return resized[mapping.crop_y:mapping.crop_y + height]
+    return resized[mapping.crop_y : mapping.crop_y + height]
 
 
 def resize_on_device(rgb: Tensor, mapping: PixelMap) -> Tensor:
@@ -72,11 +86,10 @@ def resize_on_device(rgb: Tensor, mapping: PixelMap) -> Tensor:
     if full != tuple(image.shape[1:]):
         image = F.interpolate(image[None].float(), size=full, mode='bicubic', antialias=True)[0]
         image = image.round().clamp(0, 255).byte()
-    return image[:, mapping.crop_y:mapping.crop_y + height]
+    return image[:, mapping.crop_y : mapping.crop_y + height]
 
 
-def load_images(paths: Sequence, mode: str = 'crop', target: int = 518,
-                patch: int = 14) -> Tensor:
+def load_images(paths: Sequence, mode: str = 'crop', target: int = 518, patch: int = 14) -> Tensor:
     """
     Return image files as (N, 3, H, W) float32 in [0, 1]; smaller ones are padded with white.
 
@@ -125,5 +138,8 @@ def _pad(rgb: np.ndarray, target: int, patch: int) -> np.ndarray:
 def _pad_to(rgb: np.ndarray, height: int, width: int) -> np.ndarray:
     """Pad with white, the smaller half of the padding on top and left."""
     down, right = height - rgb.shape[0], width - rgb.shape[1]
-    return np.pad(rgb, ((down // 2, down - down // 2), (right // 2, right - right // 2), (0, 0)),
-                  constant_values=255)
+    return np.pad(
+        rgb,
+        ((down // 2, down - down // 2), (right // 2, right - right // 2), (0, 0)),
+        constant_values=255,
+    )

@@ -41,8 +41,9 @@ def score(results: list[FrameResult], clip: Clip) -> RoomScore:
     return score_arrays(T, T_true, depth, clip.depth[0])
 
 
-def score_arrays(T: np.ndarray, T_true: np.ndarray, depth: torch.Tensor,
-                 depth_true: torch.Tensor) -> RoomScore:
+def score_arrays(
+    T: np.ndarray, T_true: np.ndarray, depth: torch.Tensor, depth_true: torch.Tensor
+) -> RoomScore:
     """Return the errors of poses (S, 4, 4) camera-to-world and depth maps (S, H, W)."""
     positions, positions_true = T[:, :3, 3], T_true[:, :3, 3]
     rmse = ate(positions, positions_true).error.rmse
@@ -57,11 +58,19 @@ def score_arrays(T: np.ndarray, T_true: np.ndarray, depth: torch.Tensor,
 
 def summary(scores: list[RoomScore]) -> str:
     """Return the distribution of the scores as a table in Markdown."""
-    names = {'ate_percent': 'Sim(3) ATE [% of the path]', 'rotation_deg': 'rotation [deg]',
-             'abs_rel': 'depth AbsRel'}
+    names = {
+        'ate_percent': 'Sim(3) ATE [% of the path]',
+        'rotation_deg': 'rotation [deg]',
+        'abs_rel': 'depth AbsRel',
+    }
     rows = ['| error | median | mean | 25 % | 75 % | worst |', '|---|---|---|---|---|---|']
     for key, title in names.items():
         values = np.array([asdict(score)[key] for score in scores])
-        numbers = (np.median(values), values.mean(), *np.percentile(values, (25, 75)), values.max())
+        numbers = (
+            np.median(values),
+            values.mean(),
+            *np.percentile(values, (25, 75)),
+            values.max(),
+        )
         rows.append(f'| {title} | ' + ' | '.join(f'{number:.3g}' for number in numbers) + ' |')
     return '\n'.join(rows)

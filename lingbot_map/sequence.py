@@ -22,8 +22,9 @@ class Visibility:
     index: Tensor
 
 
-def visibility(frames: int, scale_frames: int, anchors: int, window: int,
-               keyframe_interval: int) -> Visibility:
+def visibility(
+    frames: int, scale_frames: int, anchors: int, window: int, keyframe_interval: int
+) -> Visibility:
     """Return what streaming `frames` frames would see; `window` is at least 1."""
     number = torch.arange(frames)
     scale = number < scale_frames
@@ -48,8 +49,9 @@ def token_mask(seen: Visibility, num_specials: int, num_patches: int) -> Tensor:
     return by_key.flatten(1).repeat_interleave(tokens, 0)
 
 
-def forward_sequence(model: GCTStream, images: Tensor, seen: Visibility, scale_frames: int,
-                     attend_tokens=None) -> Outputs:
+def forward_sequence(
+    model: GCTStream, images: Tensor, seen: Visibility, scale_frames: int, attend_tokens=None
+) -> Outputs:
     """
     Run clips (B, S, 3, H, W) in [0, 1] at once; returns what `GCTStream.predict` returns.
 
@@ -57,12 +59,16 @@ def forward_sequence(model: GCTStream, images: Tensor, seen: Visibility, scale_f
     """
     attend_tokens = attend_tokens or dense_attention(model, images, seen)
     return model.predict(
-        images, seen.index, scale_frames, lambda _layer, q, k, v: attend_tokens(q, k, v),
-        lambda _iteration, _block, q, k, v: attend_masked(q, k, v, seen.specials))
+        images,
+        seen.index,
+        scale_frames,
+        lambda _layer, q, k, v: attend_tokens(q, k, v),
+        lambda _iteration, _block, q, k, v: attend_masked(q, k, v, seen.specials),
+    )
 
 
 def dense_attention(model: GCTStream, images: Tensor, seen: Visibility):
     """Return `attend_tokens(q, k, v)` with the mask spelled out."""
-    patches = images[0, 0, 0].numel() // model.patch_size ** 2
+    patches = images[0, 0, 0].numel() // model.patch_size**2
     mask = token_mask(seen, model.aggregator.patch_start_idx, patches)
     return partial(attend_masked, mask=mask)

@@ -34,15 +34,20 @@ def make_targets(clip: Clip) -> Targets:
     encoded = encode_pose(T, clip.K.double(), *clip.depth.shape[-2:]).float()
     t = (T[..., :3, 3] / unit[..., None].double()).float()
     path = t.diff(dim=1).norm(dim=-1).sum(1, keepdim=True)
-    return Targets(T[..., :3, :3].float(), t, encoded[..., 7:],
-                   (clip.depth / unit[..., None, None]).log(), 4 / path.clamp_min(0.2))
+    return Targets(
+        T[..., :3, :3].float(),
+        t,
+        encoded[..., 7:],
+        (clip.depth / unit[..., None, None]).log(),
+        4 / path.clamp_min(0.2),
+    )
 
 
 def pose_loss(pose_enc_list: list[Tensor], target: Targets) -> Tensor:
     """Return the error of poses (B, S, 9) of all camera iterations, the last one counting most."""
     total = target.t.new_zeros(())
     for age, pose_enc in enumerate(reversed(pose_enc_list)):
-        total = total + ITERATION_DECAY ** age * _pose_error(pose_enc, target)
+        total = total + ITERATION_DECAY**age * _pose_error(pose_enc, target)
     return total
 
 
@@ -59,8 +64,9 @@ def _pose_error(pose_enc: Tensor, target: Targets) -> Tensor:
     error = _rigid_error(R, t, target.R, target.t, target.weight)
     for offset in RELATIVE_OFFSETS:
         if offset < R.shape[1]:
-            error = error + _rigid_error(*_relative(R, t, offset),
-                                         *_relative(target.R, target.t, offset), target.weight)
+            error = error + _rigid_error(
+                *_relative(R, t, offset), *_relative(target.R, target.t, offset), target.weight
+            )
     fov = F.l1_loss(pose_enc[..., 7:], target.fov)
     length = (q.square().sum(-1) - 1).square().mean()
     return error + FOV_WEIGHT * fov + 0.01 * length

@@ -6,18 +6,31 @@ import pytest
 import torch
 
 CONFIG = {
-    'embed_dim': 128, 'num_heads': 2, 'depth': 4, 'selected_layers': (0, 1, 2, 3),
-    'img_size': 56, 'vit_depth': 1, 'vit_num_heads': 2, 'enable_3d_rope': True,
-    'camera_trunk_depth': 1, 'camera_num_heads': 2, 'camera_num_iterations': 2,
-    'dpt_features': 32, 'dpt_out_channels': (32, 32, 32, 32)}
+    'embed_dim': 128,
+    'num_heads': 2,
+    'depth': 4,
+    'selected_layers': (0, 1, 2, 3),
+    'img_size': 56,
+    'vit_depth': 1,
+    'vit_num_heads': 2,
+    'enable_3d_rope': True,
+    'camera_trunk_depth': 1,
+    'camera_num_heads': 2,
+    'camera_num_iterations': 2,
+    'dpt_features': 32,
+    'dpt_out_channels': (32, 32, 32, 32),
+}
 
 
-@pytest.mark.parametrize(('scale_frames', 'anchors', 'window', 'interval'), [
-    (1, 1, 2, 1), (3, 3, 2, 2), (4, 4, 16, 3), (2, 4, 1, 2), (4, 2, 3, 1)])
+@pytest.mark.parametrize(
+    ('scale_frames', 'anchors', 'window', 'interval'),
+    [(1, 1, 2, 1), (3, 3, 2, 2), (4, 4, 16, 3), (2, 4, 1, 2), (4, 2, 3, 1)],
+)
 def test_masked_pass_equals_streaming(scale_frames, anchors, window, interval):
     torch.manual_seed(0)
     model = GCTStream.from_config(
-        {**CONFIG, 'kv_cache_scale_frames': anchors, 'kv_cache_sliding_window': window})
+        {**CONFIG, 'kv_cache_scale_frames': anchors, 'kv_cache_sliding_window': window}
+    )
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1 if parameter.dim() > 1 else 0.3)
     images = torch.rand(1, 13, 3, 28, 42)

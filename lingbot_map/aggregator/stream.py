@@ -1,4 +1,4 @@
-"""AggregatorStream: special tokens and alternating frame / global attention (spec sections 5 to 8)."""
+"""AggregatorStream: special tokens, alternating frame and global attention (spec 5 to 8)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,9 +16,19 @@ IMAGE_MEAN, IMAGE_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 class AggregatorStream(nn.Module):
     """The trunk: weights only. What survives a frame is reached through the `attend` argument."""
 
-    def __init__(self, patch_embed: nn.Module, dim: int, depth: int, num_heads: int, *,
-                 patch_size: int, selected_layers: tuple[int, ...], mlp_ratio: float = 4.0,
-                 num_register_tokens: int = 4, rope: str = '3d'):
+    def __init__(
+        self,
+        patch_embed: nn.Module,
+        dim: int,
+        depth: int,
+        num_heads: int,
+        *,
+        patch_size: int,
+        selected_layers: tuple[int, ...],
+        mlp_ratio: float = 4.0,
+        num_register_tokens: int = 4,
+        rope: str = '3d',
+    ):
         super().__init__()
         self.patch_embed = patch_embed
         self.patch_size = patch_size
@@ -30,9 +40,11 @@ class AggregatorStream(nn.Module):
         self.register_token = nn.Parameter(0.02 * torch.randn(1, 2, num_register_tokens, dim))
         self.scale_token = nn.Parameter(0.02 * torch.randn(1, 2, 1, dim))
         self.frame_blocks = nn.ModuleList(
-            Block(dim, num_heads, mlp_ratio, qk_norm=True) for _ in range(depth))
+            Block(dim, num_heads, mlp_ratio, qk_norm=True) for _ in range(depth)
+        )
         self.global_blocks = nn.ModuleList(
-            Block(dim, num_heads, mlp_ratio, qk_norm=True) for _ in range(depth))
+            Block(dim, num_heads, mlp_ratio, qk_norm=True) for _ in range(depth)
+        )
         # An explicit device keeps the constants real when the model is built on 'meta'.
         for name, value in (('_resnet_mean', IMAGE_MEAN), ('_resnet_std', IMAGE_STD)):
             constant = torch.tensor(value, device='cpu').view(1, 1, 3, 1, 1)
@@ -43,8 +55,9 @@ class AggregatorStream(nn.Module):
         """Precision of matrix products, attention and cached keys."""
         return parameter_dtype(self.global_blocks)
 
-    def forward(self, images: Tensor, index: Tensor, num_frame_for_scale: int,
-                attend: GlobalAttend) -> list[Tensor]:
+    def forward(
+        self, images: Tensor, index: Tensor, num_frame_for_scale: int, attend: GlobalAttend
+    ) -> list[Tensor]:
         """
         Return the selected layers' tokens, each (B, S, P, 2 dim), frame part first.
 
@@ -58,7 +71,8 @@ class AggregatorStream(nn.Module):
         global_rotary = self.global_rotary(index, rows, cols)
         selected = []
         for layer, (frame_block, global_block) in enumerate(
-                zip(self.frame_blocks, self.global_blocks, strict=True)):
+            zip(self.frame_blocks, self.global_blocks, strict=True)
+        ):
             local = frame_block(x.flatten(0, 1), local_rotary).unflatten(0, (batch, frames))
             x = global_block(local.flatten(1, 2), global_rotary, partial(attend, layer))
             x = x.unflatten(1, (frames, tokens))
@@ -71,9 +85,14 @@ class AggregatorStream(nn.Module):
         patches = self.patch_embed(self.normalise(images).flatten(0, 1))
         later = (index > 0).long()
         unscaled = (index >= max(num_frame_for_scale, 1)).long()
-        specials = torch.cat((
-            self.camera_token[:, later], self.register_token[:, later],
-            self.scale_token[:, unscaled]), 2).expand(len(images), -1, -1, -1)
+        specials = torch.cat(
+            (
+                self.camera_token[:, later],
+                self.register_token[:, later],
+                self.scale_token[:, unscaled],
+            ),
+            2,
+        ).expand(len(images), -1, -1, -1)
         patches = patches.unflatten(0, images.shape[:2])
         # The residual stream of the trunk is float32 (spec section 11).
         return torch.cat((specials.float(), patches.float()), 2)
@@ -94,8 +113,11 @@ class AggregatorStream(nn.Module):
             return None
         if self.rope == '2d':
             table = self.frame_rotary(rows, cols, index.device)
-            return Rotary(table.cos.repeat(len(index), 1, 1), table.sin.repeat(len(index), 1, 1),
-                          table.interleaved)
+            return Rotary(
+                table.cos.repeat(len(index), 1, 1),
+                table.sin.repeat(len(index), 1, 1),
+                table.interleaved,
+            )
         specials = torch.arange(self.patch_start_idx, device=index.device)[:, None].expand(-1, 2)
         patches = grid_positions(rows, cols, index.device) + self.patch_start_idx
         space = torch.cat((specials, patches)).expand(len(index), -1, -1)

@@ -17,8 +17,15 @@ POSE_DIM = 9  # tx ty tz, qx qy qz qw, fov_h fov_w
 class CameraHead(nn.Module):
     """Refine a pose encoding a fixed number of times; attention runs over one token per frame."""
 
-    def __init__(self, dim: int, depth: int, num_heads: int, iterations: int,
-                 mlp_ratio: float = 4.0, rope_theta: float | None = None):
+    def __init__(
+        self,
+        dim: int,
+        depth: int,
+        num_heads: int,
+        iterations: int,
+        mlp_ratio: float = 4.0,
+        rope_theta: float | None = None,
+    ):
         super().__init__()
         self.iterations = iterations
         self.head_dim = dim // num_heads

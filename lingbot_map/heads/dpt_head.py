@@ -40,8 +40,14 @@ class FeatureFusion(nn.Module):
 class DPTHead(nn.Module):
     """Decode tokens into `num_outputs` channels per pixel; the last one is confidence."""
 
-    def __init__(self, dim: int, features: int, out_channels: tuple[int, ...], num_outputs: int,
-                 patch_size: int):
+    def __init__(
+        self,
+        dim: int,
+        features: int,
+        out_channels: tuple[int, ...],
+        num_outputs: int,
+        patch_size: int,
+    ):
         super().__init__()
         a, b, c, d = out_channels
         self.patch_size = patch_size
@@ -49,9 +55,14 @@ class DPTHead(nn.Module):
         self.frames_per_chunk = FRAMES_PER_CHUNK
         self.norm = LayerNorm(dim, eps=1e-5)
         self.projects = nn.ModuleList(nn.Conv2d(dim, width, 1) for width in out_channels)
-        self.resize_layers = nn.ModuleList((
-            nn.ConvTranspose2d(a, a, 4, 4), nn.ConvTranspose2d(b, b, 2, 2), nn.Identity(),
-            nn.Conv2d(d, d, 3, 2, 1)))
+        self.resize_layers = nn.ModuleList(
+            (
+                nn.ConvTranspose2d(a, a, 4, 4),
+                nn.ConvTranspose2d(b, b, 2, 2),
+                nn.Identity(),
+                nn.Conv2d(d, d, 3, 2, 1),
+            )
+        )
         self.scratch = nn.Module()
         for level, width in enumerate(out_channels, 1):
             convolution = nn.Conv2d(width, features, 3, padding=1, bias=False)
@@ -59,7 +70,8 @@ class DPTHead(nn.Module):
             setattr(self.scratch, f'refinenet{level}', FeatureFusion(features, level < 4))
         self.scratch.output_conv1 = nn.Conv2d(features, features // 2, 3, padding=1)
         self.scratch.output_conv2 = nn.Sequential(
-            nn.Conv2d(features // 2, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, num_outputs, 1))
+            nn.Conv2d(features // 2, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, num_outputs, 1)
+        )
 
     def forward(self, layers: list[Tensor], height: int, width: int) -> tuple[Tensor, Tensor]:
         """
@@ -70,8 +82,9 @@ class DPTHead(nn.Module):
         batch, frames = layers[0].shape[:2]
         layers = [layer.flatten(0, 1) for layer in layers]
         chunks = [
-            self.decode([layer[i:i + self.frames_per_chunk] for layer in layers], height, width)
-            for i in range(0, batch * frames, self.frames_per_chunk)]
+            self.decode([layer[i : i + self.frames_per_chunk] for layer in layers], height, width)
+            for i in range(0, batch * frames, self.frames_per_chunk)
+        ]
         out = torch.cat(chunks).unflatten(0, (batch, frames)).movedim(-3, -1)
         return out[..., :-1], 1 + out[..., -1].exp()
 
@@ -79,13 +92,18 @@ class DPTHead(nn.Module):
         """Return (N, outputs, H, W) of N frames' tokens."""
         aspect = width / height
         rows, cols = height // self.patch_size, width // self.patch_size
-        maps = [self.lateral(level, tokens, (rows, cols), aspect)
-                for level, tokens in enumerate(layers)]
+        maps = [
+            self.lateral(level, tokens, (rows, cols), aspect)
+            for level, tokens in enumerate(layers)
+        ]
         x, scratch = None, self.scratch
         for level in (4, 3, 2, 1):
             lateral = maps[level - 1]
-            finer = maps[level - 2].shape[-2:] if level > 1 else tuple(
-                2 * size for size in lateral.shape[-2:])
+            finer = (
+                maps[level - 2].shape[-2:]
+                if level > 1
+                else tuple(2 * size for size in lateral.shape[-2:])
+            )
             fuse = getattr(scratch, f'refinenet{level}')
             x = fuse(lateral, None, finer) if x is None else fuse(x, lateral, finer)
         x = resize(scratch.output_conv1(x), (rows * self.patch_size, cols * self.patch_size))
@@ -111,14 +129,16 @@ def add_position_map(x: Tensor, aspect: float) -> Tensor:
     """
     _, channels, rows, cols = x.shape
     by_col, by_row = position_map(channels, rows, cols, aspect, x.device)
-    return x + torch.cat((by_col[:, None, :].expand(-1, rows, -1),
-                          by_row[:, :, None].expand(-1, -1, cols))).to(x.dtype)
+    return x + torch.cat(
+        (by_col[:, None, :].expand(-1, rows, -1), by_row[:, :, None].expand(-1, -1, cols))
+    ).to(x.dtype)
 
 
-def position_map(channels: int, rows: int, cols: int, aspect: float,
-                 device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+def position_map(
+    channels: int, rows: int, cols: int, aspect: float, device: torch.device | None = None
+) -> tuple[Tensor, Tensor]:
     """Return (C / 2, cols) and (C / 2, rows), times 0.1; `aspect` = image width / height."""
-    diagonal = (aspect ** 2 + 1) ** 0.5
+    diagonal = (aspect**2 + 1) ** 0.5
     count = channels // 4
     omega = 100.0 ** -(torch.arange(count, device=device, dtype=torch.float64) / count)
     halves = []

@@ -1,4 +1,4 @@
-"""Multi-head self-attention with a fused projection; who attends to what is the caller's business."""
+"""Multi-head self-attention with a fused projection; who sees what is the caller's business."""
 
 from collections.abc import Callable
 

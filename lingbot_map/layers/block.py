@@ -1,4 +1,4 @@
-"""The residual block that the patch encoder, the trunk and the camera head share (spec section 2)."""
+"""The residual block that patch encoder, trunk and camera head share (spec section 2)."""
 
 from lingbot_map.layers.attention import Attend, attend_fully, Attention, LayerNorm, project
 from lingbot_map.layers.rope import Rotary
@@ -34,12 +34,13 @@ class Block(nn.Module):
     """
     Pre-norm attention and MLP with LayerScale.
 
-    The hot parts `attn_pre`, `attn.proj` and `ffn_residual` are callable units of their own, so that
-    they can be compiled while attention over a cache stays outside (spec section 16).
+    The hot parts `attn_pre`, `attn.proj` and `ffn_residual` are callable units of their own, so
+    that they can be compiled while attention over a cache stays outside (spec section 16).
     """
 
-    def __init__(self, dim: int, num_heads: int, mlp_ratio: float, eps: float = 1e-5,
-                 qk_norm: bool = False):
+    def __init__(
+        self, dim: int, num_heads: int, mlp_ratio: float, eps: float = 1e-5, qk_norm: bool = False
+    ):
         super().__init__()
         self.norm1 = LayerNorm(dim, eps=eps)
         self.attn = Attention(dim, num_heads, qk_norm)
@@ -48,8 +49,9 @@ class Block(nn.Module):
         self.mlp = Mlp(dim, int(dim * mlp_ratio), dim)
         self.ls2 = LayerScale(dim)
 
-    def forward(self, x: Tensor, rotary: Rotary | None = None,
-                attend: Attend = attend_fully) -> Tensor:
+    def forward(
+        self, x: Tensor, rotary: Rotary | None = None, attend: Attend = attend_fully
+    ) -> Tensor:
         """Return tokens (B, N, dim); `attend` decides which keys the queries see."""
         q, k, v = self.attn_pre(x, rotary)
         x = x + self.ls1(self.attn.merge(attend(q, k, v)))

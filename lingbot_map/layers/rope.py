@@ -1,8 +1,8 @@
 """
 Rotary position encodings of queries and keys (spec section 7).
 
-A `Rotary` holds cosines and sines for a whole token sequence; `rotate` applies it. Angles are made on
-demand from the positions, so no table limits the length of a run.
+A `Rotary` holds cosines and sines for a whole token sequence; `rotate` applies it. Angles are made
+on demand from the positions, so no table limits the length of a run.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Rotary(NamedTuple):
-    """Cosines and sines (..., N, pairs), float32; `interleaved` says which channels form a pair."""
+    """Cosines and sines (..., N, pairs), float32; `interleaved` says how channels pair up."""
 
     cos: Tensor
     sin: Tensor
@@ -22,7 +22,8 @@ class Rotary(NamedTuple):
 def grid_positions(rows: int, cols: int, device: torch.device | None = None) -> Tensor:
     """Return (rows * cols, 2) integer positions (y, x) of patches in row-major order."""
     y, x = torch.meshgrid(
-        torch.arange(rows, device=device), torch.arange(cols, device=device), indexing='ij')
+        torch.arange(rows, device=device), torch.arange(cols, device=device), indexing='ij'
+    )
     return torch.stack((y, x), -1).reshape(-1, 2)
 
 
@@ -34,7 +35,7 @@ def rope_2d(positions: Tensor, head_dim: int, theta: float = 100.0) -> Rotary:
     """
     half = head_dim // 2
     exponent = torch.arange(0, half, 2, device=positions.device, dtype=torch.float32) / half
-    angles = positions.float()[..., None] * theta ** -exponent
+    angles = positions.float()[..., None] * theta**-exponent
     return Rotary(angles.cos(), angles.sin(), interleaved=False)
 
 
@@ -68,4 +69,4 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
 
 def _frequencies(budget: int, theta: float, device: torch.device) -> Tensor:
     exponent = torch.arange(0, budget, 2, device=device, dtype=torch.float64) / budget
-    return theta ** -exponent
+    return theta**-exponent

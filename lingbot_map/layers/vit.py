@@ -1,4 +1,4 @@
-"""The patch encoder: a vision transformer with registers, or a bare convolution (spec section 4)."""
+"""The patch encoder: a transformer with registers, or a bare convolution (spec section 4)."""
 
 from lingbot_map.layers.attention import LayerNorm
 from lingbot_map.layers.block import Block
@@ -19,10 +19,18 @@ class PatchEmbed(nn.Module):
 
 
 class PatchEncoder(nn.Module):
-    """Encode images with a transformer and return the normalised patch tokens (N, patches, dim)."""
+    """Encode images into normalised patch tokens (N, patches, dim)."""
 
-    def __init__(self, img_size: int, patch_size: int, dim: int, depth: int, num_heads: int,
-                 num_register_tokens: int = 4, mlp_ratio: float = 4.0):
+    def __init__(
+        self,
+        img_size: int,
+        patch_size: int,
+        dim: int,
+        depth: int,
+        num_heads: int,
+        num_register_tokens: int = 4,
+        mlp_ratio: float = 4.0,
+    ):
         super().__init__()
         side = img_size // patch_size
         self.patch_size = patch_size
@@ -32,14 +40,15 @@ class PatchEncoder(nn.Module):
         self.register_tokens = nn.Parameter(0.02 * torch.randn(1, num_register_tokens, dim))
         self.mask_token = nn.Parameter(torch.zeros(1, dim))  # in checkpoints, never used here
         self.blocks = nn.ModuleList(
-            Block(dim, num_heads, mlp_ratio, eps=1e-6) for _ in range(depth))
+            Block(dim, num_heads, mlp_ratio, eps=1e-6) for _ in range(depth)
+        )
         self.norm = LayerNorm(dim, eps=1e-6)
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.embed(images)
         for block in self.blocks:
             x = block(x)
-        return self.norm(x)[:, 1 + self.register_tokens.shape[1]:]
+        return self.norm(x)[:, 1 + self.register_tokens.shape[1] :]
 
     def embed(self, images: Tensor) -> Tensor:
         """Return class token, registers and patches with positions added (N, tokens, dim)."""

@@ -1,0 +1,116 @@
+"""Training on rendered rooms: the attention, the losses, the augmentation and the state."""
+
+from lingbot_map import flex, trainer
+from lingbot_map.checkpoint import load_model
+from lingbot_map.config import demo_checkpoint
+from lingbot_map.geometry import invert, matrix_to_quaternion, unproject
+from lingbot_map.muon import orthogonalise
+from lingbot_map.sequence import dense_attention, visibility
+from lingbot_map.synthetic import render_clips, RoomConfig, TEST_SEEDS, VALIDATION_SEEDS
+from lingbot_map.training_losses import make_targets, pose_loss
+import pytest
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+
+CPU = torch.device('cpu')
+SHORT = RoomConfig(width=84, height=56, num_frames=5, mean_step=(0.1, 0.2))
+
+
+def new_trainer():
+    model = load_model('demo', 'random')
+    trainer.initialise(model)
+    return trainer.Trainer(model, CPU)
+
+
+@pytest.mark.filterwarnings('ignore:flex_attention called without')
+@pytest.mark.parametrize('setting', [(7, 2, 2, 2, 2), (9, 4, 3, 1, 3), (9, 2, 5, 3, 1)])
+def test_block_attention_equals_the_dense_mask(setting):
+    model = load_model('demo', 'random')
+    blocks = flex.FlexAttention(model, CPU)
+    blocks._attend = flex_attention  # the plain function instead of the compiled kernel
+    seen = visibility(*setting)
+    images = torch.zeros(1, setting[0], 3, 56, 84)
+    q, k, v = torch.randn(3, 1, 3, setting[0] * (6 + 24), 64).unbind()
+    expected = dense_attention(model, images, seen)(q, k, v)
+    torch.testing.assert_close(blocks.bind(images, seen)(q, k, v), expected)
+
+
+def test_mirrored_clip_is_a_valid_room():
+    clip = trainer.mirrored_backwards(render_clips([1_000_003], SHORT, CPU))
+    points = unproject(clip.depth[0, 0], clip.K[0, 0])
+    T = invert(clip.T_world_cam[0, 1].double()) @ clip.T_world_cam[0, 0].double()
+    moved = points.double() @ T[:3, :3].T + T[:3, 3]
+    pixels = moved @ clip.K[0, 1].double().T
+    u, v = (pixels[..., :2] / pixels[..., 2:]).round().long().unbind(-1)
+    # The first column of a mirrored image repeats its neighbour and is left out.
+    inside = (moved[..., 2] > 0) & (u > 0) & (u < 84) & (v >= 0) & (v < 56)
+    inside[:, 0] = False
+    found = clip.depth[0, 1][v[inside], u[inside]]
+    error = (found / moved[..., 2][inside] - 1).abs()
+    assert inside.float().mean() > 0.5
+    assert error.median() < 0.01
+
+
+def test_perfect_poses_cost_next_to_nothing_and_wrong_ones_much():
+    clip = render_clips([1_000_004], SHORT, CPU)
+    target = make_targets(clip)
+    quaternion = torch.nn.functional.pad(torch.zeros(1, 5, 3), (0, 1), value=1.0)
+    wrong = torch.cat((target.t, quaternion, target.fov), -1)
+    right = torch.cat((target.t, matrix_to_quaternion(target.R), target.fov), -1)
+    assert pose_loss([right], target) < 0.1  # the floor that smooths the norms
+    assert pose_loss([wrong], target) > 10 * pose_loss([right], target)
+
+
+def test_loss_falls_when_one_clip_is_repeated():
+    torch.manual_seed(0)
+    learner = new_trainer()
+    clip = render_clips([1_000_001], SHORT, CPU)
+    losses = [learner._update(clip, min(1.0, (i + 1) / 10)).sum().item() for i in range(25)]
+    assert min(losses[-5:]) < 0.4 * losses[0]
+
+
+def test_state_and_weights_carry_a_run_over(tmp_path):
+    torch.manual_seed(0)
+    learner = new_trainer()
+    clip = render_clips([1_000_002], SHORT, CPU)
+    for _ in range(3):
+        learner._update(clip, 0.5)
+    torch.save(learner.state(), tmp_path / 'state.pt')
+    other = new_trainer()
+    other.load(torch.load(tmp_path / 'state.pt', weights_only=True))
+    for each in (learner, other):
+        torch.manual_seed(1)
+        each._update(clip, 0.5)
+    for a, b in zip(learner.parameters, other.parameters, strict=True):
+        torch.testing.assert_close(a, b)
+    assert learner.weights().keys() == learner.model.state_dict().keys()
+
+
+def test_a_broken_gradient_is_no_step():
+    learner = new_trainer()
+    before = [p.detach().clone() for p in learner.parameters]
+    for parameter in learner.parameters:
+        parameter.grad = torch.full_like(parameter, float('nan'))
+    learner._apply(1.0)
+    assert all(torch.isfinite(p).all() for p in learner.parameters)
+    drift = max((a - b).abs().max() for a, b in zip(learner.parameters, before, strict=True))
+    assert drift < 1e-3  # weight decay alone
+
+
+def test_orthogonalise_brings_singular_values_near_one():
+    singular = torch.linalg.svdvals(orthogonalise(torch.randn(2, 64, 32)))
+    assert singular.min() > 0.5
+    assert singular.max() < 1.5
+
+
+def test_seeds_of_training_validation_and_test_are_disjoint():
+    first = trainer.FIRST_TRAINING_SEED
+    assert max(VALIDATION_SEEDS) < first
+    assert max(TEST_SEEDS) < first
+    assert not set(TEST_SEEDS) & set(VALIDATION_SEEDS)
+
+
+def test_packaged_weights_are_small():
+    model = load_model('demo', '')
+    assert sum(p.numel() for p in model.parameters()) <= 6_000_000
+    assert demo_checkpoint().stat().st_size <= 12_000_000
