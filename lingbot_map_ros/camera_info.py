@@ -66,25 +66,48 @@ class CameraInfoStore:
             return self._newest
 
 
-def subscribe(node, store: CameraInfoStore) -> list:
-    """Have the store hear publishers of every durability and reliability."""
-    group = MutuallyExclusiveCallbackGroup()
-    profiles = (
-        QoSProfile(depth=5, reliability=ReliabilityPolicy.BEST_EFFORT),
-        QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL),  # sent once, and kept
-    )
-    return [
-        node.create_subscription(
-            CameraInfo,
-            TOPIC,
-            store.hear,
-            profile,
-            callback_group=group,
-            # No warnings: it is as it should be that a publisher suits only one of the two.
-            event_callbacks=SubscriptionEventCallbacks(use_default_callbacks=False),
+class CameraInfoSubscription:
+    """
+    Hears publishers of every kind.
+
+    One that sends its message once and keeps it (transient local) needs a subscription that asks
+    for it. That one is made when there is such a publisher: the others would warn of it.
+    """
+
+    def __init__(self, node, store: CameraInfoStore):
+        self._node, self._store = node, store
+        self._group = MutuallyExclusiveCallbackGroup()
+        self._subscriptions = []
+        self._lock = threading.Lock()
+        self._closed = False
+        best_effort = QoSProfile(depth=5, reliability=ReliabilityPolicy.BEST_EFFORT)
+        self._subscribe(best_effort, matched=self._on_matched)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            while self._subscriptions:
+                self._node.destroy_subscription(self._subscriptions.pop())
+
+    def _subscribe(self, profile: QoSProfile, **events) -> None:
+        self._subscriptions.append(
+            self._node.create_subscription(
+                CameraInfo,
+                TOPIC,
+                self._store.hear,
+                profile,
+                callback_group=self._group,
+                event_callbacks=SubscriptionEventCallbacks(use_default_callbacks=False, **events),
+            )
         )
-        for profile in profiles
-    ]
+
+    def _on_matched(self, _event) -> None:
+        publishers = self._node.get_publishers_info_by_topic(self._store.topic)
+        kept = DurabilityPolicy.TRANSIENT_LOCAL
+        with self._lock:
+            first = len(self._subscriptions) == 1 and not self._closed
+            if first and any(p.qos_profile.durability == kept for p in publishers):
+                self._subscribe(QoSProfile(depth=1, durability=kept))
 
 
 def calibration(message: CameraInfo | None) -> tuple | None:

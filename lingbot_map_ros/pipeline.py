@@ -51,8 +51,7 @@ class Pipeline:
         )
         self.images = ImageInput(params, infos, node.get_logger())
         self.outputs = Outputs(node, params)
-        self._node = node
-        self._info_subs = camera_info.subscribe(node, infos)
+        self._info_subscription = camera_info.CameraInfoSubscription(node, infos)
         self._clock = node.get_clock()
         self._logger = node.get_logger()
         latest = params.queue == 'latest'
@@ -163,8 +162,7 @@ class Pipeline:
     def close(self, timeout_s: float) -> bool:
         """Stop both threads and destroy the publishers; tell whether the worker has ended."""
         self.deactivate()
-        while self._info_subs:
-            self._node.destroy_subscription(self._info_subs.pop())
+        self._info_subscription.close()
         deadline_s = time.monotonic() + timeout_s
         self.outputs.stop_thread(timeout_s)
         ended = self.worker.stop(max(0.0, deadline_s - time.monotonic()))
