@@ -68,3 +68,11 @@ class CameraHead(nn.Module):
             return None
         positions = F.pad(index[:, None], (0, 2))
         return rope_3d(positions, self.head_dim, self.rope_theta)
+
+
+def block_causal(frames: int, block: int, scale_frames: int) -> Tensor:
+    """Return who sees whom (S, S) in the camera head of a non-streaming call (spec section 9)."""
+    number = torch.arange(frames)
+    seen = number[None] < (number[:, None] // block + 1) * block
+    seen[:scale_frames, :scale_frames] = True
+    return seen

@@ -6,6 +6,14 @@ import torch
 from torch import nn, Tensor
 from torch.nn import functional as F
 
+# patch encoder name -> (depth, heads); 'conv' in the name means a bare convolution
+ENCODERS = {
+    'dinov2_vits14_reg': (12, 6),
+    'dinov2_vitb14_reg': (12, 12),
+    'dinov2_vitl14_reg': (24, 16),
+    'dinov2_vitg2_reg': (40, 24),
+}
+
 
 class PatchEmbed(nn.Module):
     """Turn (N, 3, H, W) images into (N, patches, dim) tokens, patches in row-major order."""
@@ -58,6 +66,16 @@ class PatchEncoder(nn.Module):
         cls = (self.cls_token + table[:, :1]).expand(len(images), -1, -1)
         registers = self.register_tokens.expand(len(images), -1, -1)
         return torch.cat((cls, registers, patches + table[:, 1:]), 1)
+
+
+def encoder_size(name: str) -> tuple[int, int]:
+    """Return depth and heads of the patch encoder called `name`, ValueError if there is none."""
+    if name not in ENCODERS:
+        raise ValueError(
+            f"patch_embed '{name}' is unknown; use one of {', '.join(ENCODERS)} "
+            "or a name with 'conv'"
+        )
+    return ENCODERS[name]
 
 
 def resample_pos_embed(table: Tensor, rows: int, cols: int) -> Tensor:

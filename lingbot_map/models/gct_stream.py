@@ -3,22 +3,15 @@
 from collections.abc import Mapping
 
 from lingbot_map.aggregator.stream import AggregatorStream
-from lingbot_map.heads.camera_head import CameraHead
+from lingbot_map.heads.camera_head import block_causal, CameraHead
 from lingbot_map.heads.dpt_head import DPTHead
 from lingbot_map.layers.attention import attend_masked, init_linear
-from lingbot_map.layers.vit import PatchEmbed, PatchEncoder
+from lingbot_map.layers.vit import encoder_size, PatchEmbed, PatchEncoder
 from lingbot_map.memory import MemoryShape, StreamMemory
 from lingbot_map.models.sequence_drivers import SequenceDrivers
 import torch
 from torch import nn, Tensor
 
-# patch encoder name -> (depth, heads); 'conv' in the name means a bare convolution
-ENCODERS = {
-    'dinov2_vits14_reg': (12, 6),
-    'dinov2_vitb14_reg': (12, 12),
-    'dinov2_vitl14_reg': (24, 16),
-    'dinov2_vitg2_reg': (40, 24),
-}
 Outputs = dict[str, Tensor]
 
 
@@ -107,7 +100,7 @@ class GCTStream(SequenceDrivers, nn.Module):
         if 'conv' in patch_embed:
             encoder = PatchEmbed(patch_size, embed_dim)
         else:
-            known_depth, known_heads = _encoder(patch_embed)
+            known_depth, known_heads = encoder_size(patch_embed)
             encoder = PatchEncoder(
                 img_size,
                 patch_size,
@@ -273,7 +266,7 @@ class GCTStream(SequenceDrivers, nn.Module):
         memory.write(frames, keep=not self._skip_append)
         attend_camera = memory.attend_camera
         if not causal_inference:
-            seen = _block_causal(frames, num_frame_per_block, num_frame_for_scale or 0)
+            seen = block_causal(frames, num_frame_per_block, num_frame_for_scale or 0)
             seen = seen.to(images.device)
 
             def attend_camera(_iteration, _block, q, k, v):
@@ -342,15 +335,6 @@ class GCTStream(SequenceDrivers, nn.Module):
         return self.memory
 
 
-def _encoder(name: str) -> tuple[int, int]:
-    if name not in ENCODERS:
-        raise ValueError(
-            f"patch_embed '{name}' is unknown; use one of {', '.join(ENCODERS)} "
-            "or a name with 'conv'"
-        )
-    return ENCODERS[name]
-
-
 def _reject_unsupported(**requested: bool | str) -> None:
     for name, value in requested.items():
         if value:
@@ -358,11 +342,3 @@ def _reject_unsupported(**requested: bool | str) -> None:
                 f"GCTStream argument '{name}' is set to a value that is not supported; "
                 'leave it at its default'
             )
-
-
-def _block_causal(frames: int, block: int, scale_frames: int) -> Tensor:
-    """Return who sees whom (S, S) in the camera head of a non-streaming call (spec section 9)."""
-    number = torch.arange(frames)
-    seen = number[None] < (number[:, None] // block + 1) * block
-    seen[:scale_frames, :scale_frames] = True
-    return seen
