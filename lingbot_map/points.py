@@ -6,11 +6,13 @@ it is, so that consumers copy bytes and nothing else.
 """
 
 from dataclasses import dataclass
+import math
 
 from lingbot_map.engine import FrameResult
 from lingbot_map.geometry import unproject
 import numpy as np
 import torch
+from torch.nn import functional
 
 POINT_DTYPE = np.dtype(
     [
@@ -32,6 +34,8 @@ class PointFilter:
     min_confidence: float = 0.0  # absolute; the network's confidence is >= 1, so 0 keeps all
     max_depth: float = 0.0  # in map units (after scaling), 0 = no limit
     stride: int = 1  # take every n-th row and column
+    keep_percentile: float = 100.0  # percent of the frame's valid pixels, most confident first
+    edge_threshold: float = 0.0  # largest relative step to a neighbouring pixel, 0 = no limit
 
     def __post_init__(self):
         if not self.min_confidence >= 0:
@@ -40,6 +44,12 @@ class PointFilter:
             raise ValueError(f'max_depth is {self.max_depth}: set it to 0 (no limit) or more')
         if self.stride < 1:
             raise ValueError(f'stride is {self.stride}: set it to 1 or more')
+        if not 0 <= self.keep_percentile <= 100:
+            raise ValueError(f'keep_percentile is {self.keep_percentile}: set it to 0 .. 100')
+        if not self.edge_threshold >= 0:
+            raise ValueError(
+                f'edge_threshold is {self.edge_threshold}: set it to 0 (no limit) or more'
+            )
 
     def __call__(
         self, result: FrameResult, T_map_cam: np.ndarray, scale: float = 1.0
@@ -49,12 +59,17 @@ class PointFilter:
 
         `T_map_cam` (4, 4) is in map units already; `scale` turns network depth into map units.
         Depth that is NaN, infinite or not positive never becomes a point, nor does a NaN
-        confidence. One copy leaves the device.
+        confidence. `keep_percentile` counts what the other conditions leave; pixels of equal
+        confidence are kept together or not at all. One copy leaves the device.
         """
         s = self.stride
         depth = result.depth[::s, ::s] * scale
         confidence = result.confidence[::s, ::s]
         kept = self._kept(depth, confidence)
+        if self.edge_threshold > 0:
+            kept &= ~_edges(result.depth, self.edge_threshold)[::s, ::s]
+        if self.keep_percentile < 100:
+            kept &= confidence >= _least_of_best(confidence[kept], self.keep_percentile)
         points = _to_map(depth, _strided(result.network_intrinsics, s), T_map_cam)[kept]
         packed = torch.cat(
             (
@@ -71,6 +86,25 @@ class PointFilter:
         if self.max_depth > 0:
             kept &= depth <= self.max_depth
         return kept
+
+
+def _edges(depth: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Return (H, W) bool: the valid depths around a pixel differ by more than that part of its."""
+    valid = torch.isfinite(depth) & (depth > _MIN_DEPTH)
+
+    def largest(values: torch.Tensor) -> torch.Tensor:
+        values = torch.where(valid, values, -torch.inf)
+        return functional.max_pool2d(values[None], kernel_size=3, stride=1, padding=1)[0]
+
+    return largest(depth) + largest(-depth) > threshold * depth
+
+
+def _least_of_best(confidence: torch.Tensor, percent: float) -> float | torch.Tensor:
+    """Return the least confidence among the best `percent` of (N,); infinite if there is none."""
+    count = math.ceil(len(confidence) * percent / 100)
+    if count == 0:
+        return torch.inf
+    return torch.kthvalue(confidence, len(confidence) - count + 1).values
 
 
 def _strided(K: np.ndarray, stride: int) -> np.ndarray:

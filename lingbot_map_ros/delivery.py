@@ -40,7 +40,11 @@ class Delivery:
         if wants_points or wants_map:
             params = outputs.params
             choose = PointFilter(
-                params.points.min_confidence, params.points.max_depth, params.points.stride
+                params.points.min_confidence,
+                params.points.max_depth,
+                params.points.stride,
+                params.points.keep_percentile,
+                params.points.edge_threshold,
             )
             points = choose(result, pose.T_map_cam, params.scale)
             if wants_points:

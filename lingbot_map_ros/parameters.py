@@ -31,6 +31,13 @@ class PointsParams:
     max_depth: float = _of(Spec(
         0.0, 'Points further from the camera are dropped; 0 keeps all.',
         unit='map unit', low=0.0, high=1e6, settable=True))
+    keep_percentile: float = _of(Spec(
+        100.0, 'Of the points that are left, the most confident percent of each frame are kept.',
+        unit='%', low=0.0, high=100.0, settable=True))
+    edge_threshold: float = _of(Spec(
+        0.0, 'Pixels whose neighbours differ in depth by more than this part of their own depth '
+        'are dropped, since they hang between foreground and background; 0 keeps all.',
+        low=0.0, high=10.0, settable=True))
     stride: int = _of(Spec(
         2, 'Take every n-th row and column of the depth image.',
         unit='px', low=1, high=64, settable=True))

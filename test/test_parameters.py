@@ -123,6 +123,8 @@ def test_only_settable_parameters_may_change_while_running():
         'keyframe_interval',
         'points.min_confidence',
         'points.max_depth',
+        'points.keep_percentile',
+        'points.edge_threshold',
         'points.stride',
         'points.every_frame',
         'path.publish_rate',

@@ -1,5 +1,7 @@
 """PointFilter against a loop over pixels written from the specification."""
 
+from dataclasses import replace
+
 from lingbot_map.engine import FrameResult
 from lingbot_map.points import POINT_DTYPE, PointFilter
 from lingbot_map.preprocess import PixelMap
@@ -135,3 +137,50 @@ def test_the_frame_is_not_changed():
 def test_a_wrong_setting_is_named(name, value):
     with pytest.raises(ValueError, match=f'{name} is {value}'):
         PointFilter(**{name: value})
+
+
+def four_pixels(confidence):
+    return frame(torch.ones(2, 2), torch.tensor(confidence).reshape(2, 2))
+
+
+@pytest.mark.parametrize(
+    'options, kept',
+    [
+        ({'min_confidence': 2.5}, [3, 4]),
+        ({'min_confidence': 5.0}, []),
+        ({'keep_percentile': 50.0}, [3, 4]),
+        ({'keep_percentile': 51.0}, [2, 3, 4]),
+        ({'keep_percentile': 1.0}, [4]),
+        ({'keep_percentile': 0.0}, []),
+        ({'min_confidence': 1.5, 'keep_percentile': 50.0}, [3, 4]),  # of three
+    ],
+)
+def test_confidence_is_absolute_and_the_percentile_of_the_frame(options, kept):
+    points = PointFilter(**options)(four_pixels([4.0, 1.0, 3.0, 2.0]), np.eye(4))
+    assert sorted(points['confidence']) == kept
+    assert points.dtype == POINT_DTYPE
+
+
+def test_the_percentile_counts_valid_pixels_only_and_of_none_keeps_none():
+    result = four_pixels([4.0, 1.0, 3.0, 2.0])
+    depth = result.depth.clone()
+    depth[0, 0], depth[1, 1] = torch.nan, -1.0
+    points = PointFilter(keep_percentile=50.0)(replace(result, depth=depth), np.eye(4))
+    assert list(points['confidence']) == [3]
+    nothing = replace(result, depth=torch.full((2, 2), torch.nan))
+    assert len(PointFilter(keep_percentile=50.0, edge_threshold=0.1)(nothing, np.eye(4))) == 0
+
+
+@pytest.mark.parametrize('stride', [1, 2])
+def test_pixels_at_a_step_in_depth_are_dropped_and_slopes_and_holes_stay(stride):
+    depth = torch.full((6, 12), 2.0)
+    depth[:, 6:] = 3.0  # a step between columns 5 and 6
+    depth[:, 8:] += 0.05 * torch.arange(4)
+    depth[2, 1] = torch.nan
+    points = PointFilter(edge_threshold=0.2, stride=stride)(frame(depth), np.eye(4))
+    expected = reference(frame(depth), np.eye(4), 1.0, stride, lambda z, c: z == z)
+    at_step = np.isin(np.arange(12), (5, 6))
+    columns = np.tile(np.arange(0, 12, stride), len(range(0, 6, stride)))
+    if stride == 1:
+        columns = np.delete(columns, 2 * 12 + 1)
+    assert_same_points(points, expected[~at_step[columns]])
