@@ -22,6 +22,7 @@ from lingbot_map_ros.parameters import (
 )
 from lingbot_map_ros.pipeline import Pipeline
 from lingbot_map_ros.services import Services
+from lingbot_map_ros.silence import SilenceWatch
 from lingbot_map_ros.transitions import answer_bad_transitions
 from lingbot_map_ros.worker import describe
 from rcl_interfaces.msg import SetParametersResult
@@ -82,6 +83,7 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
         self._engine_factory = engine_factory
         self.pipeline: Pipeline | None = None
         self._image_sub = None
+        self._silence = SilenceWatch(self)
         self._subscribed_queue = ''
         self._last_error = ''
         self._declare_parameters()
@@ -241,6 +243,9 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
             array.status = [diagnostics.idle_status(name, self._last_error)]
         else:
             self._watch(pipeline)
+            if self._image_sub is not None:
+                is_silent = pipeline.state() == 'WAITING_FOR_IMAGES'
+                self._silence.check(self._image_sub, is_silent)
             array.status = [diagnostics.status(name, pipeline)]
         self._diagnostics_pub.publish(array)
 

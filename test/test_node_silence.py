@@ -1,0 +1,78 @@
+"""When no images come, one line says where there are some."""
+
+from image_messages import encode
+from lingbot_map_ros import silence
+from node_rig import running
+import numpy as np
+import pytest
+import rclpy
+from sensor_msgs.msg import CompressedImage, Image
+
+
+@pytest.fixture(scope='module', autouse=True)
+def ros():
+    rclpy.init()
+    yield
+    rclpy.shutdown()
+
+
+@pytest.fixture
+def rig(monkeypatch):
+    """Yield a running node; the probe's own publisher on /image is gone."""
+    monkeypatch.setattr(silence, 'PATIENCE_S', 0.0)
+    with running(num_scale_frames=1) as rig:
+        rig.probe.destroy_publisher(rig._image_pub)
+        rig.wait(lambda: rig.node.count_publishers('/image') == 0)
+        yield rig
+
+
+def text_with(rig, *topics):
+    rig.wait(lambda: all(rig.node.count_publishers(topic) for topic in topics))
+    return silence.silence_text(rig.node, rig.node._image_sub)
+
+
+def test_only_a_compressed_topic_exists(rig):
+    rig.probe.create_publisher(CompressedImage, '/cam/image_raw/compressed', 1)
+    text = text_with(rig, '/cam/image_raw/compressed')
+    assert '/image (sensor_msgs/msg/Image, 0 publishers)' in text
+    assert '/cam/image_raw/compressed (image_transport: compressed)' in text
+    assert '\n' not in text
+
+
+def test_the_topic_has_another_name(rig):
+    rig.probe.create_publisher(Image, '/cam/image_raw', 1)
+    text = text_with(rig, '/cam/image_raw')
+    assert 'but on /cam/image_raw (image_transport: raw): remap' in text
+    assert '/lingbot_map/depth' not in text  # an image topic too, but of the node itself
+
+
+def test_nobody_publishes_images(rig):
+    text = text_with(rig)
+    assert 'camera driver' in text
+    assert 'ROS_DOMAIN_ID' in text
+
+
+def test_the_publisher_is_silent(rig):
+    rig.probe.create_publisher(Image, '/image', 1)
+    text = text_with(rig, '/image')
+    assert '1 publisher)' in text
+    assert 'silent' in text
+
+
+def test_it_is_said_once_and_ends_with_the_first_image(rig, capfd):
+    for _ in range(4):
+        rig.diagnostic('state')
+    publisher = rig.probe.create_publisher(Image, '/image', 1)
+    rig.wait(lambda: publisher.get_subscription_count() == 1)
+    rig._image_pub = publisher
+    rig.publish(1.0, encode('rgb8', np.zeros((42, 56, 3), np.uint8)))
+    rig.wait_counts(1, 1)
+    assert rig.state() == 'TRACKING'
+    assert capfd.readouterr().err.count('no images come on /image') == 1
+
+
+def test_compressed_transport_names_its_own_topic():
+    with running(num_scale_frames=1, image_transport='compressed') as rig:
+        text = text_with(rig, '/image')
+        assert '/image/compressed (sensor_msgs/msg/CompressedImage, 0 publishers)' in text
+        assert 'but on /image (image_transport: raw)' in text
