@@ -16,8 +16,9 @@ from lingbot_map.windows import align, Outputs, Similarity, warp, Window
 import torch
 from torch import Tensor
 
-# Two windows that place the overlap's points this far apart, relative to depth, do not agree.
-MAX_RESIDUAL = 0.1
+# Two windows that place the overlap's points this far apart, relative to depth, do not agree. The
+# demo model's windows of rendered rooms are 0.03 to 0.08 apart.
+MAX_RESIDUAL = 0.15
 _GRID_STRIDE = 8  # pixels between the points that are compared
 
 
