@@ -21,7 +21,9 @@ def idle_status(name: str, last_error: str) -> DiagnosticStatus:
 def status(name: str, pipeline: Pipeline) -> DiagnosticStatus:
     """Return the status of a configured node; the message is its state."""
     state = pipeline.state()
-    values = {'state': state} | _settings(pipeline) | _counts(pipeline) | _progress(pipeline)
+    values = {'state': state}
+    for part in (_settings, _counts, _pace, _progress):
+        values |= part(pipeline)
     return DiagnosticStatus(
         level=_level(state, pipeline), name=name, message=state, values=_pairs(values)
     )
@@ -48,7 +50,7 @@ def _settings(pipeline: Pipeline) -> dict[str, object]:
 
 
 def _counts(pipeline: Pipeline) -> dict[str, object]:
-    counts, pace = pipeline.ledger.counts(), pipeline.ledger.pace()
+    counts = pipeline.ledger.counts()
     values = {
         'images_in': counts.received,
         'images_out': counts.out,
@@ -57,11 +59,21 @@ def _counts(pipeline: Pipeline) -> dict[str, object]:
     }
     values |= {f'dropped.{reason}': counts.dropped.get(reason, 0) for reason in DROP_REASONS}
     values['bad_images'] = ', '.join(f'{kind}: {n}' for kind, n in pipeline.ledger.kinds().items())
-    values |= {'input_rate_hz': f'{pace.input_hz:.1f}', 'output_rate_hz': f'{pace.output_hz:.1f}'}
-    if pace.latencies_ms:
-        values |= {
-            f'latency_p{p}_ms': f'{np.percentile(pace.latencies_ms, p):.1f}' for p in (50, 95, 99)
-        }
+    return values | pipeline.ledger.events()
+
+
+def _pace(pipeline: Pipeline) -> dict[str, object]:
+    pace = pipeline.ledger.pace()
+    values = {
+        'input_rate_hz': f'{pace.input_hz:.1f}',
+        'output_rate_hz': f'{pace.output_hz:.1f}',
+        'warm_up_s': f'{pipeline.worker.warm_up_s:.1f}',
+        'initial_latency_ms': f'{pace.initial_ms:.1f}',
+        'forward_ms': f'{pipeline.worker.forward_ms:.1f}',
+    }
+    for name, latencies_ms in (('arrival', pace.arrival_ms), ('stamp', pace.stamp_ms)):
+        for p in (50, 95, 99) if latencies_ms else ():
+            values[f'latency_{name}_p{p}_ms'] = f'{np.percentile(latencies_ms, p):.1f}'
     return values
 
 
@@ -73,7 +85,6 @@ def _progress(pipeline: Pipeline) -> dict[str, object]:
         'max_keyframes': pipeline.params.max_keyframes,
         'map_number': outputs.epoch,
         'map_points': len(outputs.map),
-        'forward_ms': f'{worker.forward_ms:.1f}',
         'worker_errors': worker.errors,
         'trouble': _trouble(pipeline),
     }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 import threading
 import time
 
 from builtin_interfaces.msg import Time
+from lingbot_map_ros.pace import Pace, PaceMeter
 from sensor_msgs.msg import Image
 from std_msgs.msg import Header
 
@@ -38,10 +40,12 @@ DROP_REASONS = {
     RESET: 'a new map was started while it waited',
     INACTIVE: 'the node was deactivated or stopped while it waited',
 }
+GAP = 'gaps'
+POSE_JUMP = 'pose_jumps'
+EVENTS = (GAP, POSE_JUMP)  # worth a look although no image is lost here
 _EXPECTED = {SUPERSEDED, RESET, INACTIVE}  # nothing is wrong when these happen
 _LOG_PERIOD_S = 5.0
 _MAX_KINDS = 50  # told apart; nonsense on a topic must not fill the memory
-_WINDOW_S = 5.0  # over which rates and latencies are taken
 
 
 class Dropped(Exception):
@@ -84,48 +88,59 @@ class Counts:
         return self.received - self.out - sum(self.dropped.values())
 
 
-@dataclass(frozen=True)
-class Pace:
-    """What the last few seconds were like; latencies are from arrival to published pose."""
-
-    input_hz: float
-    output_hz: float
-    latencies_ms: list[float]
-
-
 class Ledger:
-    """Counts what became of each image; safe to use from any thread."""
+    """
+    Counts what became of each image; safe to use from any thread.
 
-    def __init__(self, logger):
-        self._logger = logger
+    `now_ns` reads the clock that stamps images.
+    """
+
+    def __init__(self, logger, now_ns: Callable[[], int] = time.time_ns):
+        self._logger, self._now_ns = logger, now_ns
         self._lock = threading.Lock()
         self._received = self._out = self._paused = 0
         self._dropped = Counter()
         self._kinds = Counter()
+        self._events = Counter()
         self._logged_s: dict[str, float] = {}
         self._trouble_s = -float('inf')
-        self._arrivals_s: deque[float] = deque()
-        self._departures: deque[tuple[float, float]] = deque()  # when [s], latency [ms]
+        self._arrived_s = -float('inf')
+        self._meter = PaceMeter()
 
     def receive(self) -> None:
-        now_s = time.monotonic()
         with self._lock:
             self._received += 1
-            self._arrivals_s.append(now_s)
-            while self._arrivals_s[0] < now_s - _WINDOW_S:
-                self._arrivals_s.popleft()
+            self._arrived_s = time.monotonic()
+            self._meter.arrive()
 
     def count_paused(self) -> None:
         with self._lock:
             self._paused += 1
+            self._arrived_s = time.monotonic()
 
-    def count_out(self, frame: Frame) -> None:
-        now_s = time.monotonic()
+    def count_out(self, frame: Frame, is_initial: bool = False) -> None:
+        """Count an image whose pose is published; `is_initial`: it waited for the map to begin."""
+        stamp_ms = (self._now_ns() - frame.stamp_ns) / 1e6
         with self._lock:
             self._out += 1
-            self._departures.append((now_s, 1e3 * (now_s - frame.arrival_s)))
-            while self._departures[0][0] < now_s - _WINDOW_S:
-                self._departures.popleft()
+            self._meter.depart(frame.arrival_s, stamp_ms, is_initial)
+
+    def count_event(self, event: str, why: str) -> None:
+        """Count one of EVENTS and log it, at most every few seconds."""
+        assert event in EVENTS, event
+        now_s = time.monotonic()
+        with self._lock:
+            self._events[event] += 1
+            count = self._events[event]
+            self._trouble_s = now_s
+            if not self._is_news(event, '', now_s):
+                return
+        self._logger.warning(f'{why} ({event}: {count} so far)')
+
+    def events(self) -> dict[str, int]:
+        """Return how often each of EVENTS happened."""
+        with self._lock:
+            return {event: self._events[event] for event in EVENTS}
 
     def count_drop(self, reason: str, why: str = '', kind: str = '') -> None:
         """
@@ -163,16 +178,11 @@ class Ledger:
         return time.monotonic() - self._trouble_s
 
     def pace(self) -> Pace:
-        begin_s = time.monotonic() - _WINDOW_S
         with self._lock:
-            arrivals = sum(at_s >= begin_s for at_s in self._arrivals_s)
-            latencies_ms = [ms for at_s, ms in self._departures if at_s >= begin_s]
-        return Pace(arrivals / _WINDOW_S, len(latencies_ms) / _WINDOW_S, latencies_ms)
+            return self._meter.pace()
 
     def seconds_since_arrival(self) -> float:
-        with self._lock:
-            newest_s = self._arrivals_s[-1] if self._arrivals_s else -float('inf')
-        return time.monotonic() - newest_s
+        return time.monotonic() - self._arrived_s
 
     def counts(self) -> Counts:
         with self._lock:

@@ -14,6 +14,7 @@ from lingbot_map_ros.ledger import (
     Dropped,
     Frame,
     FRAME_ID,
+    GAP,
     INACTIVE,
     Ledger,
     QUEUE_FULL,
@@ -22,6 +23,7 @@ from lingbot_map_ros.ledger import (
     to_ns,
     to_stamp,
 )
+from lingbot_map_ros.pace import GapWatch
 from lingbot_map_ros.parameters import NodeParams
 from lingbot_map_ros.publishing import Outputs
 from lingbot_map_ros.stamps import StampGate
@@ -41,7 +43,7 @@ class Pipeline:
     def __init__(self, node, params: NodeParams, load: Callable[[NodeParams], StreamEngine]):
         self.params = params
         self.paused = False
-        self.ledger = Ledger(node.get_logger())
+        self.ledger = Ledger(node.get_logger(), lambda: node.get_clock().now().nanoseconds)
         topic = node.resolve_topic_name(camera_info.TOPIC)
         infos = camera_info.CameraInfoStore(
             topic,
@@ -57,6 +59,7 @@ class Pipeline:
         latest = params.queue == 'latest'
         self._inbox = Inbox(1 if latest else params.queue_size, newest_wins=latest)
         self._gate = StampGate(params.time_jump_threshold, params.on_time_jump, params.zero_stamp)
+        self._gaps = GapWatch()
         self._camera = ''  # frame id of the images of this map
         self.worker = Worker(
             load, self.images, self._inbox, self.ledger, self.outputs, self._logger
@@ -69,6 +72,7 @@ class Pipeline:
         """Admit an image or drop it; the worker does the rest."""
         if self.paused:
             self.ledger.count_paused()
+            self._gaps.forget()
             self.outputs.acknowledge(message.header)
             return
         self.ledger.receive()
@@ -91,6 +95,9 @@ class Pipeline:
             return message, drop.reason, str(drop)
         if admission.jump_s:
             self._start_new_map(f'image stamps jumped back by {admission.jump_s:.3f} s')
+        gap = self._gaps.see(admission.stamp_ns)
+        if gap:
+            self.ledger.count_event(GAP, gap)
         self._camera = camera
         loser = self._inbox.put(
             Frame(message, to_stamp(admission.stamp_ns), camera, time.monotonic())
@@ -138,6 +145,7 @@ class Pipeline:
 
     def _start_new_map(self, why: str) -> None:
         self.outputs.start_new_map()
+        self._gaps.forget()
         self._empty_inbox(RESET)
         self._inbox.wake()
         self._logger.info(f'{why}: starting a new map')

@@ -60,6 +60,7 @@ class Worker:
         self.errors = 0
         self.trouble = ''  # why no poses come; '' when all is well
         self.forward_ms = 0.0  # of the newest result
+        self.warm_up_s = 0.0  # how long the newest warm-up took
         self._load_engine, self._images = load, images
         self._inbox, self._ledger, self._outputs, self._logger = inbox, ledger, outputs, logger
         self._engine: StreamEngine | None = None
@@ -69,6 +70,7 @@ class Worker:
         self._held: list[Frame] = []  # in the engine, not yet accounted for
         self._warm_size: tuple[int, int] | None = None
         self._view: View | None = None  # of the present map
+        self._initialized_s = float('inf')  # images that arrive later meet a running map
         self._flushes: deque[Future] = deque()
         self._flushing: Future | None = None
         self._busy_since_s: float | None = None
@@ -127,8 +129,9 @@ class Worker:
         start_s = time.monotonic()
         self._engine.warm_up(height, width)
         self._warm_size = self._engine.network_size(height, width)
+        self.warm_up_s = time.monotonic() - start_s
         size = 'x'.join(map(str, self._warm_size))
-        self._logger.info(f'warmed up for {size} pixels in {time.monotonic() - start_s:.1f} s')
+        self._logger.info(f'warmed up for {size} pixels in {self.warm_up_s:.1f} s')
         self.phase = SERVING
 
     def _serve(self) -> None:
@@ -158,7 +161,8 @@ class Worker:
         self._drop_held(RESET)
         self._epoch, self._stale, self._view = epoch, True, None
         self._delivery.begin()
-        self.initialized, self.frames, self.keyframes = False, 0, 0
+        self.initialized, self._initialized_s = False, float('inf')
+        self.frames = self.keyframes = 0
         self.trouble = ''
 
     def _process(self, frame: Frame) -> None:
@@ -245,6 +249,8 @@ class Worker:
     def _deliver(self, results: list[FrameResult]) -> None:
         for result in results:
             self._deliver_one(self._view.restore(result))
+        if self.initialized:
+            self._initialized_s = min(self._initialized_s, time.monotonic())
         self.frames, self.keyframes = self._engine.frames, self._engine.keyframes
 
     def _deliver_one(self, result: FrameResult) -> None:
@@ -257,7 +263,7 @@ class Worker:
             self._drop(frame, drop.reason, str(drop))
             return
         self._held.remove(frame)
-        self._ledger.count_out(frame)
+        self._ledger.count_out(frame, frame.arrival_s < self._initialized_s)
         self.initialized = True
         self.forward_ms = result.timings_ms['forward']
         self._delivery.hand_over(result, pose)

@@ -195,7 +195,7 @@ def test_diagnostics_report_states_and_counts():
         assert (values['images_in'], values['dropped.repeated_stamp']) == ('5', '1')
         assert values['images_waiting'] == '0'
         assert values['keyframes'] == '4'
-        assert float(values['latency_p50_ms']) > 0
+        assert float(values['latency_arrival_p50_ms']) > 0
         assert newest_status(rig).name == 'lingbot_map'
         wait_status(rig, 'WAITING_FOR_IMAGES')  # nothing comes any more
 

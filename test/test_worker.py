@@ -1,12 +1,14 @@
 """What stands around the worker: inbox, ledger, publisher thread, trajectory."""
 
 import threading
+import time
 
 from fake_engine import straight
 from lingbot_map.map_frame import MapFrame
 from lingbot_map_ros.conversions import pose_stamped
 from lingbot_map_ros.inbox import Inbox
-from lingbot_map_ros.ledger import BAD_IMAGE, Frame, Ledger, SUPERSEDED, to_stamp
+from lingbot_map_ros.ledger import BAD_IMAGE, Frame, GAP, Ledger, SUPERSEDED, to_stamp
+from lingbot_map_ros.pace import GapWatch
 from lingbot_map_ros.publisher_thread import PublisherThread
 from lingbot_map_ros.trajectory import Trajectory
 import numpy as np
@@ -82,7 +84,7 @@ def test_the_ledger_balances():
     assert counts.waiting == 1
     assert len(log.lines) == 1  # throttled, and silent about the normal
     assert 'it is broken' in log.lines[0]
-    assert len(ledger.pace().latencies_ms) == 4
+    assert len(ledger.pace().arrival_ms) == 4
 
 
 def test_each_kind_is_logged_once_and_counted():
@@ -194,4 +196,56 @@ def test_the_path_is_bounded_and_the_trajectory_whole():
 def pose_of(index):
     frame = MapFrame(1.0)
     frame.place(straight(0))
-    return frame.place(straight(index)).T_map_cam
+    return frame.place(straight(index)).T_map_body
+
+
+def test_latencies_are_apart_from_those_before_the_map_began():
+    ledger = Ledger(Log(), now_ns=lambda: 10 * 10**9)
+    now_s = time.monotonic()
+    ages_s = [5.0, 4.0, 0.3, 0.2, 0.1]
+    for age_s in ages_s:
+        frame = Frame(None, to_stamp(10 * 10**9 - int(2e9 * age_s)), 'cam', now_s - age_s)
+        ledger.receive()
+        ledger.count_out(frame, is_initial=age_s > 1)
+    pace = ledger.pace()
+    np.testing.assert_allclose(pace.stamp_ms, [600, 400, 200])
+    assert pace.arrival_ms == sorted(pace.arrival_ms, reverse=True)
+    assert 300 <= pace.arrival_ms[0] < 4000 < 5000 <= pace.initial_ms
+    assert pace.output_hz == pytest.approx(1.0)
+
+
+def test_stamps_of_another_clock_give_no_latency():
+    ledger = Ledger(Log(), now_ns=time.time_ns)
+    (frame,) = frames(1)
+    ledger.count_out(frame)
+    assert (len(ledger.pace().arrival_ms), ledger.pace().stamp_ms) == (1, [])
+
+
+def test_a_gap_is_a_period_much_longer_than_those_before():
+    watch, period_ns = GapWatch(), 10**8
+    stamps_ns = [i * period_ns for i in range(10)]
+    assert not any(watch.see(stamp_ns) for stamp_ns in stamps_ns)
+    assert not watch.see(stamps_ns[-1] + 2 * period_ns)  # one lost image is no gap
+    text = watch.see(stamps_ns[-1] + 12 * period_ns)
+    assert 'no image for 1.000 s' in text
+    assert 'every 0.100 s' in text
+    watch.forget()
+    assert not watch.see(10**12)
+    slower = [10**12 + i * 10 * period_ns for i in range(30)]
+    assert not any(watch.see(stamp_ns) for stamp_ns in slower[15:])
+
+
+def test_a_few_periods_are_not_enough_to_expect_one():
+    watch = GapWatch()
+    assert not any(watch.see(stamp_ns) for stamp_ns in (0, 10**8, 2 * 10**8, 10**10))
+
+
+def test_events_are_counted_and_logged_now_and_then():
+    log = Log()
+    ledger = Ledger(log)
+    for _ in range(5):
+        ledger.count_event(GAP, 'no image for 1 s')
+    assert ledger.events()[GAP] == 5
+    assert len(log.lines) == 1
+    assert ledger.seconds_since_trouble() < WAIT_S
+    assert ledger.counts().dropped == {}
