@@ -72,7 +72,7 @@ def run_recording(
     for result in feed.results(pictures):
         stamp_ns, rgb = result.tag
         try:
-            T_map_cam = frame.place(result.T_world_cam).T_map_cam
+            T_map_cam = frame.place(result.T_world_cam).T_map_body
         except FloatingPointError:
             continue
         rows.append((stamp_ns, T_map_cam, result.is_keyframe))

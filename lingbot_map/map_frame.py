@@ -1,37 +1,69 @@
-"""From the network's world to the map frame: REP-103 axes, level with the first camera."""
+"""From the network's world to the map frame: REP-103 axes, level with camera or robot."""
 
 from dataclasses import dataclass
 
-from lingbot_map.geometry import invert, matrix_to_quaternion, R_REP103_OPTICAL
+from lingbot_map.geometry import (
+    invert,
+    matrix_to_quaternion,
+    quaternion_to_matrix,
+    R_REP103_OPTICAL,
+)
 import numpy as np
 import torch
 
 
 @dataclass(frozen=True)
 class Pose:
-    """Pose of a camera's optical frame in the map frame."""
+    """Pose of a body in the map frame; the body is a camera's optical frame, or its robot."""
 
-    T_map_cam: np.ndarray  # (4, 4) float64, map units
-    q_xyzw: np.ndarray  # (4,) float64, unit length, the rotation of T_map_cam
+    T_map_body: np.ndarray  # (4, 4) float64, map units
+    q_xyzw: np.ndarray  # (4,) float64, unit length, the rotation of T_map_body
+
+
+class PoseTrack:
+    """Gives the poses of one body quaternions whose signs do not jump."""
+
+    def __init__(self):
+        self._previous_q = np.array([0.0, 0.0, 0.0, 1.0])
+
+    def pose(self, T_map_body: np.ndarray) -> Pose:
+        q_xyzw = unit_quaternion(T_map_body[:3, :3])
+        if q_xyzw @ self._previous_q < 0:  # q and -q are one rotation: take the one nearby
+            q_xyzw = -q_xyzw
+        self._previous_q = q_xyzw
+        return Pose(T_map_body, q_xyzw)
 
 
 class MapFrame:
     """
     Places the network's poses of one map.
 
-    The first camera is the origin, x is where it looks, y its left, z its up; `scale` is map units
-    per network unit. That up is the camera's, not gravity's. For a camera mounted sideways
-    `R_upright_cam` (3, 3) leads from its optical axes to those of an upright one there.
+    `T_map_first` (4, 4) is where the first camera is. By default that is the origin, x is where it
+    looks, y its left, z its up; that up is the camera's, not gravity's. For a camera mounted
+    sideways `R_upright_cam` (3, 3) leads from its optical axes to those of an upright one there.
+    `scale` is map units per network unit.
     """
 
-    def __init__(self, scale: float, R_upright_cam: np.ndarray | None = None):
-        self._scale = scale
-        self._T_map_first = np.eye(4)
-        self._T_map_first[:3, :3] = R_REP103_OPTICAL
-        if R_upright_cam is not None:
-            self._T_map_first[:3, :3] = R_REP103_OPTICAL @ R_upright_cam
-        self._T_map_world: np.ndarray | None = None
-        self._previous_q = np.array([0.0, 0.0, 0.0, 1.0])
+    def __init__(
+        self,
+        scale: float,
+        R_upright_cam: np.ndarray | None = None,
+        T_map_first: np.ndarray | None = None,
+    ):
+        self.scale = scale
+        if T_map_first is None:
+            T_map_first = np.eye(4)
+            T_map_first[:3, :3] = R_REP103_OPTICAL
+            if R_upright_cam is not None:
+                T_map_first[:3, :3] = R_REP103_OPTICAL @ R_upright_cam
+        self._T_map_first = T_map_first
+        self._T_first_world: np.ndarray | None = None
+        self._track = PoseTrack()
+
+    @property
+    def origin(self) -> np.ndarray:
+        """Where the first camera is (3,): a change of scale leaves it there."""
+        return self._T_map_first[:3, 3]
 
     def place(self, T_world_cam: np.ndarray) -> Pose:
         """
@@ -41,18 +73,27 @@ class MapFrame:
         """
         if not np.isfinite(T_world_cam).all():
             raise FloatingPointError('the pose holds NaN or infinity')
-        if self._T_map_world is None:
-            self._T_map_world = self._T_map_first @ invert(T_world_cam)
-        T_map_cam = self._T_map_world @ T_world_cam
-        T_map_cam[:3, 3] *= self._scale
-        q_xyzw = unit_quaternion(T_map_cam[:3, :3])
-        if q_xyzw @ self._previous_q < 0:  # q and -q are one rotation: take the one nearby
-            q_xyzw = -q_xyzw
-        self._previous_q = q_xyzw
-        return Pose(T_map_cam, q_xyzw)
+        T_world_cam = _orthonormal(T_world_cam)
+        if self._T_first_world is None:
+            self._T_first_world = invert(T_world_cam)
+        T_first_cam = self._T_first_world @ T_world_cam
+        T_first_cam[:3, 3] *= self.scale
+        return self._track.pose(self._T_map_first @ T_first_cam)
 
 
 def unit_quaternion(R: np.ndarray) -> np.ndarray:
     """Return the unit quaternion xyzw (4,) of a rotation (3, 3), also of one a little off."""
     q_xyzw = matrix_to_quaternion(torch.from_numpy(np.array(R, np.float64))).numpy()
     return q_xyzw / np.linalg.norm(q_xyzw)
+
+
+def rotation_matrix(q_xyzw: np.ndarray) -> np.ndarray:
+    """Return the rotation (3, 3) of a quaternion xyzw (4,) of any length."""
+    return quaternion_to_matrix(torch.from_numpy(np.array(q_xyzw, np.float64))).numpy()
+
+
+def _orthonormal(T: np.ndarray) -> np.ndarray:
+    """Return a transform (4, 4) with a true rotation: in half precision it is a little off."""
+    T = np.array(T, np.float64)
+    T[:3, :3] = rotation_matrix(unit_quaternion(T[:3, :3]))
+    return T

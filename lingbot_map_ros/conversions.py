@@ -19,7 +19,7 @@ _BRIDGE = CvBridge()
 
 
 def pose_message(pose: Pose) -> PoseMessage:
-    x, y, z = pose.T_map_cam[:3, 3].tolist()
+    x, y, z = pose.T_map_body[:3, 3].tolist()
     return PoseMessage(position=Point(x=x, y=y, z=z), orientation=_quaternion(pose))
 
 
@@ -30,7 +30,7 @@ def pose_stamped(header: Header, pose: Pose) -> PoseStamped:
 def transform(header: Header, child_frame_id: str, pose: Pose) -> TransformStamped:
     """Return the transform from `child_frame_id` to the header's frame."""
     message = TransformStamped(header=header, child_frame_id=child_frame_id)
-    x, y, z = pose.T_map_cam[:3, 3].tolist()
+    x, y, z = pose.T_map_body[:3, 3].tolist()
     message.transform.translation = Vector3(x=x, y=y, z=z)
     message.transform.rotation = _quaternion(pose)
     return message

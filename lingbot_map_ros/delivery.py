@@ -46,7 +46,7 @@ class Delivery:
                 params.points.keep_percentile,
                 params.points.edge_threshold,
             )
-            points = choose(result, pose.T_map_cam, params.scale)
+            points = choose(result, pose.T_map_body, params.scale)
             if wants_points:
                 outputs.hand_points(frame, points)
             if wants_map:

@@ -29,7 +29,7 @@ class Trajectory:
     def append(self, message: PoseStamped, pose: Pose) -> None:
         self.newest.append(message)
         self._stamps_ns.append(to_ns(message.header.stamp))
-        self._rows.frombytes(pose.T_map_cam[:3].tobytes())
+        self._rows.frombytes(pose.T_map_body[:3].tobytes())
 
     def export(self) -> tuple[list[int], list[np.ndarray]]:
         """Return stamps [ns] and poses (4, 4) of all frames."""

@@ -5,6 +5,7 @@ from lingbot_map.geometry import invert
 from lingbot_map.map_frame import MapFrame, unit_quaternion
 import numpy as np
 import pytest
+import torch
 
 
 def rotation(axis, angle):
@@ -27,20 +28,20 @@ def matrix_of(q_xyzw):
 
 def test_first_camera_is_the_origin_and_looks_along_x():
     pose = MapFrame(1.0).place(turned())
-    np.testing.assert_allclose(pose.T_map_cam[:3, 3], 0, atol=1e-12)
-    np.testing.assert_allclose(pose.T_map_cam @ (0, 0, 2, 1), (2, 0, 0, 1), atol=1e-12)
-    np.testing.assert_allclose(pose.T_map_cam @ (1, 0, 0, 1), (0, -1, 0, 1), atol=1e-12)
-    np.testing.assert_allclose(pose.T_map_cam @ (0, 1, 0, 1), (0, 0, -1, 1), atol=1e-12)
+    np.testing.assert_allclose(pose.T_map_body[:3, 3], 0, atol=1e-12)
+    np.testing.assert_allclose(pose.T_map_body @ (0, 0, 2, 1), (2, 0, 0, 1), atol=1e-12)
+    np.testing.assert_allclose(pose.T_map_body @ (1, 0, 0, 1), (0, -1, 0, 1), atol=1e-12)
+    np.testing.assert_allclose(pose.T_map_body @ (0, 1, 0, 1), (0, 0, -1, 1), atol=1e-12)
 
 
 def test_moving_along_the_optical_axis_is_moving_along_x():
     frame = MapFrame(1.0)
-    positions = [frame.place(straight(index)).T_map_cam[:3, 3] for index in range(4)]
+    positions = [frame.place(straight(index)).T_map_body[:3, 3] for index in range(4)]
     np.testing.assert_allclose(positions, [(i, 0, 0) for i in range(4)], atol=1e-12)
 
 
 def test_transform_then_inverse_is_identity():
-    T = MapFrame(1.0).place(straight(3)).T_map_cam
+    T = MapFrame(1.0).place(straight(3)).T_map_body
     np.testing.assert_allclose(T @ invert(T), np.eye(4), atol=1e-12)
 
 
@@ -48,7 +49,7 @@ def test_scale_stretches_positions_and_leaves_rotations():
     plain, scaled = MapFrame(1.0), MapFrame(2.5)
     plain.place(turned()), scaled.place(turned())
     a, b = plain.place(straight(2)), scaled.place(straight(2))
-    np.testing.assert_allclose(b.T_map_cam[:3, 3], 2.5 * a.T_map_cam[:3, 3])
+    np.testing.assert_allclose(b.T_map_body[:3, 3], 2.5 * a.T_map_body[:3, 3])
     np.testing.assert_array_equal(b.q_xyzw, a.q_xyzw)
 
 
@@ -80,4 +81,42 @@ def test_a_pose_that_is_not_finite_is_refused_and_forgotten(bad):
     broken[0, 3] = bad
     with pytest.raises(FloatingPointError):
         frame.place(broken)
-    np.testing.assert_allclose(frame.place(straight(5)).T_map_cam[:3, 3], 0, atol=1e-12)
+    np.testing.assert_allclose(frame.place(straight(5)).T_map_body[:3, 3], 0, atol=1e-12)
+
+
+def test_rotations_of_half_precision_give_true_ones_with_signs_that_do_not_jump():
+    random = np.random.default_rng(2)
+    axis, frame, previous = random.normal(size=3), MapFrame(1.0), None
+    for angle in np.linspace(0, 6 * np.pi, 1000):
+        axis += random.normal(scale=0.02, size=3)
+        T = np.eye(4)
+        rounded = torch.from_numpy(rotation(axis, angle)).bfloat16()
+        T[:3, :3] = rounded.double().numpy()
+        pose = frame.place(T)
+        R, q_xyzw = pose.T_map_body[:3, :3], pose.q_xyzw
+        assert np.isfinite(pose.T_map_body).all()
+        np.testing.assert_allclose(R @ R.T, np.eye(3), atol=1e-12)
+        np.testing.assert_allclose(matrix_of(q_xyzw), R, atol=1e-9)
+        assert abs(np.linalg.norm(q_xyzw) - 1) < 1e-12
+        if previous is not None:
+            assert q_xyzw @ previous > 0.9
+        previous = q_xyzw
+
+
+def test_a_known_first_pose_stays_where_it_is_whatever_the_scale():
+    T_map_first = np.eye(4)
+    T_map_first[:3, :3], T_map_first[:3, 3] = rotation((0.1, 1.0, 0.0), 0.4), (0.2, -0.1, 0.5)
+    frame = MapFrame(3.0, T_map_first=T_map_first)
+    first, second = frame.place(turned()).T_map_body, frame.place(straight(2)).T_map_body
+    np.testing.assert_allclose(first, T_map_first, atol=1e-12)
+    np.testing.assert_allclose(second, T_map_first @ translation(0, 0, 6), atol=1e-12)
+    frame.scale = 1.0
+    again = frame.place(straight(2)).T_map_body
+    np.testing.assert_allclose(again, T_map_first @ translation(0, 0, 2), atol=1e-12)
+    np.testing.assert_allclose(frame.origin, T_map_first[:3, 3])
+
+
+def translation(*xyz):
+    T = np.eye(4)
+    T[:3, 3] = xyz
+    return T
