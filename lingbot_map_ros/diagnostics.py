@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
+from lingbot_map_ros.image_topic import ImageTopic
 from lingbot_map_ros.ledger import DROP_REASONS
 from lingbot_map_ros.pipeline import Pipeline
 import numpy as np
@@ -26,6 +27,24 @@ def status(name: str, pipeline: Pipeline) -> DiagnosticStatus:
         values |= part(pipeline)
     return DiagnosticStatus(
         level=_level(state, pipeline), name=name, message=state, values=_pairs(values)
+    )
+
+
+def add_reception(status: DiagnosticStatus, topic: ImageTopic, silence: str) -> None:
+    """Add to the status of an active node who sends images, and why none come."""
+    if topic.unheard:
+        status.level = DiagnosticStatus.ERROR
+    elif silence and status.level == DiagnosticStatus.OK:
+        status.level = DiagnosticStatus.STALE
+    status.values += _pairs(
+        {
+            'image_topic': topic.name,
+            'image_publishers_heard': topic.heard,
+            'image_publishers_not_heard': '; '.join(
+                f'{name} on {topic.name}: {why}' for name, why in topic.unheard.items()
+            ),
+            'silence': silence,
+        }
     )
 
 

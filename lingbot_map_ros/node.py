@@ -11,6 +11,7 @@ from diagnostic_msgs.msg import DiagnosticArray
 from lingbot_map.engine import StreamEngine
 from lingbot_map_ros import diagnostics
 from lingbot_map_ros.backend import load_engine
+from lingbot_map_ros.image_topic import ImageTopic
 from lingbot_map_ros.parameter_spec import ParameterError
 from lingbot_map_ros.parameters import (
     check_overrides,
@@ -32,14 +33,10 @@ from rclpy.context import Context
 from rclpy.lifecycle import LifecycleNodeMixin, LifecycleState, TransitionCallbackReturn
 from rclpy.node import Node
 from rclpy.parameter import Parameter
-from rclpy.qos import QoSProfile, ReliabilityPolicy
-from rclpy.qos_overriding_options import QoSOverridingOptions
-from sensor_msgs.msg import CompressedImage, Image
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 _CLEANUP_TIMEOUT_S = 10.0
 _POLL_S = 0.1
-_IMAGE_DEPTH = 5  # in the middleware, when queue is latest
 
 
 def _logged(callback):
@@ -82,7 +79,7 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
         self.exit_code = 0
         self._engine_factory = engine_factory
         self.pipeline: Pipeline | None = None
-        self._image_sub = None
+        self._image_topic: ImageTopic | None = None
         self._silence = SilenceWatch(self)
         self._subscribed_queue = ''
         self._last_error = ''
@@ -147,32 +144,13 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
     def on_activate(self, _state: LifecycleState) -> TransitionCallbackReturn:
         params = self.pipeline.params
         self.pipeline.activate()
-        qos = QoSProfile(depth=_IMAGE_DEPTH, reliability=ReliabilityPolicy.BEST_EFFORT)
-        if params.queue == 'lossless':
-            qos = QoSProfile(depth=params.queue_size, reliability=ReliabilityPolicy.RELIABLE)
-        compressed = params.image_transport == 'compressed'
-        self._image_sub = self.create_subscription(
-            CompressedImage if compressed else Image,
-            self._compressed_topic() if compressed else 'image',
-            self.pipeline.on_image,
-            qos,
-            callback_group=self._image_group,
-            qos_overriding_options=QoSOverridingOptions.with_default_policies(),
-        )
+        self._image_topic = ImageTopic(self, params, self.pipeline.on_image, self._image_group)
         self._subscribed_queue = params.queue
         self.get_logger().info(
-            f'waiting for images on {self._image_sub.topic_name} '
-            f'({qos.reliability.name.lower()}, queue: {params.queue})'
+            f'waiting for images on {self._image_topic.name} '
+            f'({self._image_topic.reliability}, queue: {params.queue})'
         )
         return SUCCESS
-
-    def _compressed_topic(self) -> str:
-        """Return the remapped topic, or else that beside `image`, as image_transport has it."""
-        topic = 'image/compressed'
-        remapped = self.resolve_topic_name(topic)
-        if remapped != self.resolve_topic_name(topic, only_expand=True):
-            return topic
-        return self.resolve_topic_name('image') + '/compressed'
 
     @_logged
     def on_deactivate(self, _state: LifecycleState) -> TransitionCallbackReturn:
@@ -216,9 +194,9 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
             self.pipeline.deactivate()
 
     def _unsubscribe(self) -> None:
-        if self._image_sub is not None:
-            self.destroy_subscription(self._image_sub)
-            self._image_sub = None
+        if self._image_topic is not None:
+            self._image_topic.destroy()
+            self._image_topic = None
 
     def _announce(self, params: NodeParams) -> None:
         weights = params.checkpoint or 'packaged weights'
@@ -243,10 +221,12 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
             array.status = [diagnostics.idle_status(name, self._last_error)]
         else:
             self._watch(pipeline)
-            if self._image_sub is not None:
-                is_silent = pipeline.state() == 'WAITING_FOR_IMAGES'
-                self._silence.check(self._image_sub, is_silent)
             array.status = [diagnostics.status(name, pipeline)]
+            topic = self._image_topic  # another thread may deactivate the node
+            if topic is not None:
+                topic.look()
+                self._silence.check(topic, pipeline.state() == 'WAITING_FOR_IMAGES')
+                diagnostics.add_reception(array.status[0], topic, self._silence.text)
         self._diagnostics_pub.publish(array)
 
     def _watch(self, pipeline: Pipeline) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from lingbot_map_ros.image_topic import ImageTopic
 from rclpy.node import Node
-from rclpy.subscription import Subscription
 
 PATIENCE_S = 5.0
 _AGAIN_S = 60.0
@@ -13,30 +13,56 @@ _TRANSPORTS = {'sensor_msgs/msg/Image': 'raw', 'sensor_msgs/msg/CompressedImage'
 
 
 class SilenceWatch:
-    """Warns while a subscription hears nothing; `check` is to be called about once a second."""
+    """
+    Warns while a topic is silent; `check` is to be called about once a second.
+
+    `text` says why no images come once they have been missing for a while, and is empty else.
+    """
 
     def __init__(self, node: Node):
+        self.text = ''
         self._node = node
-        self._subscription: Subscription | None = None
+        self._topic: ImageTopic | None = None
         self._since_s = self._said_s = -float('inf')
+        self._node_time_ns = -1
 
-    def check(self, subscription: Subscription, is_silent: bool) -> None:
+    def check(self, topic: ImageTopic, is_silent: bool) -> None:
         now_s = time.monotonic()
-        if not is_silent or subscription is not self._subscription:
-            self._subscription, self._since_s, self._said_s = subscription, now_s, -float('inf')
-        elif now_s - self._since_s >= PATIENCE_S and now_s - self._said_s >= _AGAIN_S:
-            self._said_s = now_s
-            self._node.get_logger().warning(silence_text(self._node, subscription))
+        node_time_ns = self._node.get_clock().now().nanoseconds
+        time_stands_still, self._node_time_ns = node_time_ns == self._node_time_ns, node_time_ns
+        if not is_silent or topic is not self._topic:
+            self._topic, self._since_s, self._said_s = topic, now_s, -float('inf')
+            self.text = ''
+        elif now_s - self._since_s >= PATIENCE_S:
+            self.text = (
+                standstill_text(topic, node_time_ns)
+                if time_stands_still
+                else silence_text(self._node, topic)
+            )
+            if now_s - self._said_s >= _AGAIN_S:
+                self._said_s = now_s
+                self._node.get_logger().warning(self.text)
 
 
-def silence_text(node: Node, subscription: Subscription) -> str:
+def standstill_text(topic: ImageTopic, node_time_ns: int) -> str:
+    """Return one line for simulated time that does not go on."""
+    text = f'no images come on {topic.name}: use_sim_time is set'
+    if node_time_ns == 0:
+        return f'{text}, but nothing has come on /clock'
+    return f'{text} and /clock stands still at {node_time_ns / 1e9:.3f} s: is playback paused?'
+
+
+def silence_text(node: Node, topic: ImageTopic) -> str:
     """Return one line: the topic, its type, its publishers, and where images are published."""
-    topic, kind = subscription.topic_name, _type_name(subscription.msg_type)
-    count = node.count_publishers(topic)
+    count = node.count_publishers(topic.name)
     publishers = f'{count} publisher' + ('' if count == 1 else 's')
-    text = f'no images come on {topic} ({kind}, {publishers})'
+    text = f'no images come on {topic.name} ({topic.type_name}, {publishers})'
+    if topic.unheard:
+        return f'{text}: not heard are ' + '; '.join(
+            f'{name}: {obstacle}' for name, obstacle in topic.unheard.items()
+        )
     if count:
-        return f'{text}: it is silent, or its type or quality of service does not fit'
+        return f'{text}: it is silent'
     found = [
         f'{name} (image_transport: {_TRANSPORTS[found_kind]})'
         for name, kinds in node.get_topic_names_and_types()
@@ -55,7 +81,3 @@ def _is_input(node: Node, topic: str) -> bool:
     """Tell whether somebody publishes there, and not this node its own results."""
     own = node.get_fully_qualified_name() + '/'
     return node.count_publishers(topic) > 0 and not topic.startswith(own)
-
-
-def _type_name(message_type: type) -> str:
-    return f'{message_type.__module__.split(".")[0]}/msg/{message_type.__name__}'

@@ -28,7 +28,7 @@ def rig(monkeypatch):
 
 def text_with(rig, *topics):
     rig.wait(lambda: all(rig.node.count_publishers(topic) for topic in topics))
-    return silence.silence_text(rig.node, rig.node._image_sub)
+    return silence.silence_text(rig.node, rig.node._image_topic)
 
 
 def test_only_a_compressed_topic_exists(rig):

@@ -1,0 +1,116 @@
+"""The subscription of images, and the publishers of its topic that it cannot hear."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+import threading
+
+from lingbot_map_ros.parameters import NodeParams
+from rclpy.callback_groups import CallbackGroup
+from rclpy.event_handler import SubscriptionEventCallbacks
+from rclpy.node import Node
+from rclpy.qos import (
+    qos_check_compatible,
+    QoSCompatibility,
+    QoSPolicyKind,
+    QoSProfile,
+    ReliabilityPolicy,
+)
+from rclpy.qos_overriding_options import QoSOverridingOptions
+from rclpy.topic_endpoint_info import TopicEndpointInfo
+from sensor_msgs.msg import CompressedImage, Image
+
+_DEPTH = 5  # in the middleware, when queue is latest
+_OVERRIDABLE = (
+    QoSPolicyKind.HISTORY,
+    QoSPolicyKind.DEPTH,
+    QoSPolicyKind.RELIABILITY,
+    QoSPolicyKind.DURABILITY,
+)
+_LENIENT = {'reliability': 'best_effort', 'durability': 'volatile'}  # what hears everybody
+
+
+class ImageTopic:
+    """
+    Subscribes images and watches who publishes them.
+
+    `heard` counts the publishers that fit; `unheard` holds, by node, why its publishers do not.
+    """
+
+    def __init__(
+        self, node: Node, params: NodeParams, on_image: Callable, callback_group: CallbackGroup
+    ):
+        self.heard, self.unheard = 0, {}
+        self._node, self._lock = node, threading.Lock()
+        compressed = params.image_transport == 'compressed'
+        message_type = CompressedImage if compressed else Image
+        self.type_name = f'sensor_msgs/msg/{message_type.__name__}'
+        self._qos = QoSProfile(depth=_DEPTH, reliability=ReliabilityPolicy.BEST_EFFORT)
+        if params.queue == 'lossless':
+            self._qos = QoSProfile(depth=params.queue_size, reliability=ReliabilityPolicy.RELIABLE)
+        topic = _compressed_topic(node) if compressed else 'image'
+        self.name = node.resolve_topic_name(topic)
+        self.subscription = node.create_subscription(
+            message_type,
+            topic,
+            on_image,
+            self._qos,  # overrides are written into it
+            callback_group=callback_group,
+            qos_overriding_options=QoSOverridingOptions(_OVERRIDABLE),
+            event_callbacks=SubscriptionEventCallbacks(incompatible_qos=lambda _: self.look()),
+        )
+
+    @property
+    def reliability(self) -> str:
+        return self._qos.reliability.name.lower()
+
+    def destroy(self) -> None:
+        self._node.destroy_subscription(self.subscription)
+
+    def look(self) -> None:
+        """See who publishes now; warn of nodes that are not heard."""
+        with self._lock:
+            self.heard, counts = 0, Counter()
+            for info in self._node.get_publishers_info_by_topic(self.name):
+                obstacle = self._obstacle(info)
+                if obstacle:
+                    counts[_node_name(info), obstacle] += 1
+                else:
+                    self.heard += 1
+            before, self.unheard = self.unheard, {}
+            for (name, obstacle), count in counts.items():
+                times = f' ({count} publishers)' if count > 1 else ''
+                self.unheard[name + times] = obstacle
+            for name in self.unheard.keys() - before.keys():
+                self._node.get_logger().warning(
+                    f'images of {name} on {self.name} are not heard: {self.unheard[name]}'
+                )
+
+    def _obstacle(self, info: TopicEndpointInfo) -> str:
+        """Return why a publisher is not heard, and the remedy; '' if it is."""
+        if info.topic_type != self.type_name:
+            return f'it publishes {info.topic_type}, not {self.type_name}'
+        compatibility, reasons = qos_check_compatible(info.qos_profile, self._qos)
+        if compatibility != QoSCompatibility.ERROR:
+            return ''
+        remedies = [
+            f"set the parameter 'qos_overrides.{self.name}.subscription.{policy}' to '{value}'"
+            for policy, value in _LENIENT.items()
+            if getattr(info.qos_profile, policy) != getattr(self._qos, policy)
+        ]
+        reasons = reasons.replace('ERROR: ', '').strip('; ').replace(';', ', ').lower()
+        return f'{reasons}; ' + ' and '.join(remedies)
+
+
+def _node_name(info: TopicEndpointInfo) -> str:
+    return f'{info.node_namespace.rstrip("/")}/{info.node_name}'
+
+
+def _compressed_topic(node: Node) -> str:
+    """Return the remapped topic, or else that beside `image`, as image_transport has it."""
+    topic = 'image/compressed'
+    remapped = node.resolve_topic_name(topic)
+    if remapped != node.resolve_topic_name(topic, only_expand=True):
+        return topic
+    return node.resolve_topic_name('image') + '/compressed'
