@@ -8,12 +8,12 @@ from ROS 2 Jazzy where an old bag has none.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-import io
 from pathlib import Path
 import struct
 
+from lingbot_map.compressed_images import compressed_to_rgb
 from lingbot_map.raw_images import to_rgb, UnsupportedImage
-from lingbot_map.sources import BAG_SUFFIXES, DEFAULT_FRAME_ID, read_picture, Source, SourceError
+from lingbot_map.sources import BAG_SUFFIXES, DEFAULT_FRAME_ID, Source, SourceError
 import numpy as np
 
 IMAGE_TYPES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
@@ -69,10 +69,9 @@ class BagSource(Source):
 
     def _rgb(self, message) -> np.ndarray:
         name = f'{self._path} {self.image_topic}'
-        if hasattr(message, 'format'):
-            return read_picture(io.BytesIO(message.data), name)
+        decode = compressed_to_rgb if hasattr(message, 'format') else to_rgb
         try:
-            return to_rgb(message)
+            return decode(message)
         except UnsupportedImage as error:
             raise SourceError(f"'{name}': {error}") from None
 

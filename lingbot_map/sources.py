@@ -14,6 +14,7 @@ from pathlib import Path
 import re
 from typing import BinaryIO, Protocol
 
+from lingbot_map.compressed_images import DAMAGED_PICTURE
 from lingbot_map.preprocess import open_rgb
 import numpy as np
 from PIL import Image
@@ -23,7 +24,6 @@ BAG_SUFFIXES = ('.bag', '.db3', '.mcap')
 DEFAULT_FRAME_ID = 'camera_optical_frame'
 DEFAULT_FPS = 10.0
 
-_DAMAGED_PICTURE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # of Pillow
 _EXIF_ORIENTATION = 0x0112
 _VIDEO_ENDS_EARLY = 0.9  # containers only estimate their count; far below it, it is cut short
 
@@ -98,7 +98,7 @@ def read_picture(file: BinaryIO | Path, name: str) -> np.ndarray:
     """
     try:
         return open_rgb(file)
-    except _DAMAGED_PICTURE:
+    except DAMAGED_PICTURE:
         raise SourceError(f"'{name}' is not an image or is damaged") from None
 
 
@@ -225,5 +225,5 @@ def _upright_size(file: Path) -> tuple[int, int]:
         with Image.open(file) as image:
             sideways = image.getexif().get(_EXIF_ORIENTATION, 1) >= 5
             return image.size[::-1] if sideways else image.size
-    except _DAMAGED_PICTURE:
+    except DAMAGED_PICTURE:
         raise SourceError(f"'{file}' is not an image or is damaged") from None

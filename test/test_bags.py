@@ -1,5 +1,6 @@
 """Bags of every kind made here, read back; and what is said about bad ones."""
 
+from dataclasses import replace
 import sys
 
 from bag_writer import (
@@ -15,6 +16,7 @@ from bag_writer import (
     write_bag,
     write_ros1_bag,
 )
+import cv2
 from lingbot_map.bag_poses import read_pose_topic
 from lingbot_map.sources import open_source, SourceError
 import numpy as np
@@ -104,6 +106,22 @@ def test_jpeg_topic_has_its_channels_in_order(tmp_path):
     messages = [('/image/compressed', SECOND, compressed_image(SECOND, red, 'jpg'))]
     ((_, rgb),) = open_source(write_bag(tmp_path / 'bag', messages))
     assert rgb.reshape(-1, 3).mean(axis=0) == pytest.approx((200, 0, 0), abs=3)
+
+
+def test_a_mosaic_compressed_to_png_becomes_colours(tmp_path):
+    red = np.zeros((6, 8), np.uint8)
+    red[::2, ::2] = 200
+    message = compressed_image(SECOND, np.repeat(red[..., None], 3, axis=2))
+    grey = cv2.imencode('.png', red)[1].ravel()
+    message = replace(message, format='bayer_rggb8; png compressed ', data=grey)
+    ((_, rgb),) = open_source(write_bag(tmp_path / 'bag', [('/image', SECOND, message)]))
+    np.testing.assert_array_equal(rgb, np.full((6, 8, 3), (200, 0, 0)))
+
+
+def test_compressed_depth_is_no_picture(tmp_path):
+    message = replace(compressed_image(SECOND, picture()), format='16UC1; compressedDepth png')
+    with pytest.raises(SourceError, match="'16UC1; compressedDepth png' means depth"):
+        open_source(write_bag(tmp_path / 'bag', [('/depth', SECOND, message)]))
 
 
 def test_stamps_that_do_not_increase_are_left_out_and_counted(tmp_path):
