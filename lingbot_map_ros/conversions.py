@@ -9,12 +9,12 @@ from cv_bridge import CvBridge
 from geometry_msgs.msg import Point, PoseStamped, Quaternion, TransformStamped, Vector3
 from geometry_msgs.msg import Pose as PoseMessage
 from lingbot_map.map_frame import Pose
+from lingbot_map.uncertainty import UNKNOWN_VARIANCE
 from nav_msgs.msg import Odometry, Path
 import numpy as np
 from sensor_msgs.msg import CameraInfo, Image, PointCloud2, PointField
 from std_msgs.msg import Header
 
-UNKNOWN_VARIANCE = 1e6
 _BRIDGE = CvBridge()
 
 
@@ -36,10 +36,15 @@ def transform(header: Header, child_frame_id: str, pose: Pose) -> TransformStamp
     return message
 
 
-def odometry(header: Header, child_frame_id: str, pose: Pose) -> Odometry:
-    """Return the pose as odometry; the twist is not estimated, its variances say so."""
+def odometry(header: Header, child_frame_id: str, pose: Pose, covariance: np.ndarray) -> Odometry:
+    """
+    Return the pose with its covariance (6, 6) as odometry.
+
+    The twist is not estimated, its variances say so.
+    """
     message = Odometry(header=header, child_frame_id=child_frame_id)
     message.pose.pose = pose_message(pose)
+    message.pose.covariance = covariance.ravel()
     message.twist.covariance = np.diag(np.full(6, UNKNOWN_VARIANCE)).ravel()
     return message
 

@@ -30,11 +30,12 @@ _CLOUD_DEPTH = 5
 
 @dataclass(frozen=True)
 class DepthOutput:
-    """Depth in map units and confidence (h, w), with the intrinsics (3, 3) of their pixels."""
+    """Depth in map units and confidence, as far as wanted, and the intrinsics of their pixels."""
 
-    depth: np.ndarray
-    confidence: np.ndarray
-    K: np.ndarray
+    size: tuple[int, int]  # width, height
+    K: np.ndarray  # (3, 3)
+    depth: np.ndarray | None  # (height, width)
+    confidence: np.ndarray | None  # (height, width)
 
 
 class Outputs:
@@ -111,10 +112,14 @@ class Outputs:
         """Say that the image with this header is finished with, whatever became of it."""
         self._processed_pub.publish(header)
 
-    def publish_pose(self, frame: Frame, pose: Pose) -> None:
-        """Send TF, odometry and pose; raise Dropped for an old map or an inactive node."""
+    def publish_pose(self, frame: Frame, pose: Pose, covariance: np.ndarray) -> None:
+        """
+        Send TF, odometry and pose, whose covariance is (6, 6).
+
+        Raise Dropped for an old map or an inactive node.
+        """
         header = frame.header(self.params.map_frame)
-        odometry = conversions.odometry(header, frame.frame_id, pose)
+        odometry = conversions.odometry(header, frame.frame_id, pose, covariance)
         stamped = conversions.pose_stamped(header, pose)
         with self.lock:
             if frame.epoch != self.epoch:
@@ -137,10 +142,13 @@ class Outputs:
         return is_keyframe and self.params.map.voxel_size > 0
 
     def wants_depth(self) -> bool:
-        return any(
-            publisher.get_subscription_count() > 0
-            for publisher in (self._depth_pub, self._confidence_pub, self._depth_info_pub)
-        )
+        return self._depth_pub.get_subscription_count() > 0
+
+    def wants_confidence(self) -> bool:
+        return self._confidence_pub.get_subscription_count() > 0
+
+    def wants_depth_info(self) -> bool:
+        return self._depth_info_pub.get_subscription_count() > 0
 
     def hand_points(self, frame: Frame, points: np.ndarray) -> None:
         """Have points (N,) in the map frame published as the frame's cloud."""
@@ -174,16 +182,14 @@ class Outputs:
 
     def _publish_depth(self, frame: Frame, output: DepthOutput) -> None:
         header = frame.header(frame.frame_id)
-        height, width = output.depth.shape
-        self._send(self._depth_pub, frame.epoch, conversions.float_image(header, output.depth))
-        self._send(
-            self._confidence_pub, frame.epoch, conversions.float_image(header, output.confidence)
-        )
-        self._send(
-            self._depth_info_pub,
-            frame.epoch,
-            conversions.camera_info(header, output.K, (width, height)),
-        )
+        for publisher, values in (
+            (self._depth_pub, output.depth),
+            (self._confidence_pub, output.confidence),
+        ):
+            if values is not None:
+                self._send(publisher, frame.epoch, conversions.float_image(header, values))
+        info = conversions.camera_info(header, output.K, output.size)
+        self._send(self._depth_info_pub, frame.epoch, info)
 
     def _insert(self, frame: Frame, points: np.ndarray) -> None:
         with self.map_lock:

@@ -66,7 +66,7 @@ class Worker:
         self._engine: StreamEngine | None = None
         self._stale = False  # the engine still holds the map of an earlier epoch
         self._epoch = outputs.epoch
-        self._delivery = Delivery(outputs)
+        self._delivery = Delivery(outputs, ledger)
         self._held: list[Frame] = []  # in the engine, not yet accounted for
         self._warm_size: tuple[int, int] | None = None
         self._view: View | None = None  # of the present map

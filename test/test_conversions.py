@@ -12,6 +12,7 @@ from sensor_msgs.msg import Image, PointCloud2, PointField
 from sensor_msgs_py import point_cloud2
 from std_msgs.msg import Header
 
+COVARIANCE = np.arange(36.0).reshape(6, 6)
 HEADER = Header(stamp=to_stamp(1_700_000_000_123_456_789), frame_id='map')
 
 
@@ -28,7 +29,8 @@ def pose():
 
 
 def test_odometry_and_transform_and_pose_say_the_same(pose):
-    odometry = conversions.odometry(HEADER, 'cam', pose)
+    odometry = conversions.odometry(HEADER, 'cam', pose, COVARIANCE)
+    np.testing.assert_array_equal(odometry.pose.covariance, np.arange(36))
     transform = conversions.transform(HEADER, 'cam', pose)
     stamped = conversions.pose_stamped(HEADER, pose)
     for message in (odometry, transform, stamped):
@@ -42,7 +44,7 @@ def test_odometry_and_transform_and_pose_say_the_same(pose):
 
 
 def test_the_twist_is_marked_as_unknown(pose):
-    twist = conversions.odometry(HEADER, 'cam', pose).twist
+    twist = conversions.odometry(HEADER, 'cam', pose, COVARIANCE).twist
     np.testing.assert_array_equal(
         np.reshape(twist.covariance, (6, 6)), np.diag([conversions.UNKNOWN_VARIANCE] * 6)
     )

@@ -1,5 +1,7 @@
 """What becomes of images that come too fast, out of order, or broken: all are accounted for."""
 
+from dataclasses import replace
+
 from fake_engine import Gate, straight
 from node_rig import image, running
 import numpy as np
@@ -235,3 +237,20 @@ def test_keyframe_interval_changes_while_running():
         rig.send(1.0, 2.0, 3.0, 4.0, 5.0)
         rig.wait_counts(5, 5)
         assert rig.engine.keyframes == 3
+
+
+def test_intrinsics_that_are_not_finite_never_reach_an_output():
+    with running(('points', 'depth_info'), num_scale_frames=1) as rig:
+        make = rig.engine._result
+
+        def broken(rgb, tag, index):
+            result = make(rgb, tag, index)
+            K = np.full((3, 3), np.nan) if index == 1 else result.network_intrinsics
+            return replace(result, network_intrinsics=K)
+
+        rig.engine._result = broken
+        rig.send(1.0, 2.0, 3.0)
+        rig.wait_counts(3, 2, bad_pose=1)
+        rig.call('flush')
+        rig.wait_for('points', 2)
+        assert rig.stamps('points') == [1, 3]

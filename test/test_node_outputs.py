@@ -1,9 +1,10 @@
 """What the node publishes for images that are in order: poses, TF, path, clouds, depth."""
 
 from diagnostic_msgs.msg import DiagnosticStatus
-from fake_engine import DEPTH
+from fake_engine import DEPTH, straight
 from geometry_msgs.msg import TransformStamped
 from lingbot_map.points import POINT_DTYPE
+from nav_msgs.msg import Odometry
 from node_rig import running, to_time
 import numpy as np
 import pytest
@@ -205,3 +206,43 @@ def test_tf_can_be_switched_off():
         rig.wait_for('odometry', 1)
         assert not rig.heard['tf']
         assert rig.probe.count_publishers('/tf') == 0
+
+
+def test_odometry_is_as_uncertain_as_its_depth_and_the_twist_is_unknown():
+    with running(num_scale_frames=1, scale=3.0) as rig:
+        rig.send(1.0)
+        (message,) = rig.wait_for('odometry', 1)
+        error = 0.2 / 3.0  # the confidence of the fake engine is 3
+        expected = np.diag([(error * DEPTH * 3.0) ** 2] * 3 + [error**2] * 3)
+        np.testing.assert_allclose(message.pose.covariance.reshape(6, 6), expected, rtol=1e-5)
+        np.testing.assert_array_equal(message.twist.covariance.reshape(6, 6), 1e6 * np.eye(6))
+        assert message.twist.twist == Odometry().twist.twist
+
+
+@pytest.mark.parametrize('topic', ['depth', 'confidence', 'depth_info'])
+def test_depth_confidence_and_their_camera_info_come_each_for_itself(topic, monkeypatch):
+    with running((topic,), num_scale_frames=1, map__voxel_size=0.0) as rig:
+        outputs, handed = rig.node.pipeline.outputs, []
+        hand = outputs.hand_depth
+        monkeypatch.setattr(outputs, 'hand_depth', lambda *a: (handed.append(a[1]), hand(*a)))
+        rig.send(1.0)
+        rig.wait_for(topic, 1)
+        (output,) = handed
+        assert (output.depth is not None) == (topic == 'depth')
+        assert (output.confidence is not None) == (topic == 'confidence')
+
+
+def test_a_sudden_jump_is_published_and_flagged(capfd):
+    def pose(index):
+        T = straight(index)
+        T[:3, 3] += 500.0 if index >= 10 else 0.0
+        return T
+
+    with running(num_scale_frames=1, engine={'pose': pose}) as rig:
+        rig.send(*range(1, 15))
+        rig.wait_counts(14, 14)
+        count = len(rig.heard['diagnostics'])
+        status = rig.wait_for('diagnostics', count + 1)[-1].status[0]
+        assert status.level == DiagnosticStatus.WARN
+        assert {v.key: v.value for v in status.values}['pose_jumps'] == '1'
+    assert 'the pose jumped' in capfd.readouterr().err
