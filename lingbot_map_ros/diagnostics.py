@@ -64,7 +64,8 @@ def _settings(pipeline: Pipeline) -> dict[str, object]:
         'device': params.device,
         'queue': params.queue,
         'camera_info': pipeline.images.camera_status,
-        'scale': f'{params.scale:g}' + (' (relative)' if params.scale == 1.0 else ''),
+        'tf_mode': params.tf_mode,
+        'scale': pipeline.worker.delivery.scale_status,
     }
 
 
@@ -98,13 +99,17 @@ def _pace(pipeline: Pipeline) -> dict[str, object]:
 
 def _progress(pipeline: Pipeline) -> dict[str, object]:
     worker, outputs = pipeline.worker, pipeline.outputs
-    return {
+    limit = pipeline.params.max_keyframes
+    memory = {'gpu_memory_mib': f'{worker.gpu_memory_mib:.0f}'} if worker.gpu_memory_mib else {}
+    return memory | {
         'frames': worker.frames,
         'keyframes': worker.keyframes,
-        'max_keyframes': pipeline.params.max_keyframes,
+        'max_keyframes': limit,
+        'cache_fill': f'{min(1.0, worker.keyframes / limit):.0%}',
         'map_number': outputs.epoch,
         'map_points': len(outputs.map),
         'worker_errors': worker.errors,
+        'publishing_errors': outputs.errors,
         'trouble': _trouble(pipeline),
     }
 

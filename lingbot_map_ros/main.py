@@ -51,12 +51,15 @@ def _spin(node, stop: threading.Event) -> int:
     executor.add_node(node)
     spinner = threading.Thread(target=executor.spin, name='executor', daemon=True)
     spinner.start()
-    while not (stop.is_set() or node.leaving.wait(_POLL_S)):
-        if not spinner.is_alive():
-            node.leave(1)
-    node.leave(0)
-    idle = executor.shutdown(timeout_sec=_CALLBACKS_S)
-    if not (node.close(_WORKER_S) and idle):
+    try:
+        while not (stop.is_set() or node.leaving.wait(_POLL_S)):
+            if not spinner.is_alive():
+                node.leave(1)
+    finally:
+        node.leave(0)
+        idle = executor.shutdown(timeout_sec=_CALLBACKS_S)
+        ended = node.close(_WORKER_S)  # which autosaves
+    if not (ended and idle):
         # A thread is inside a call that cannot be interrupted: nothing of ours is left to write.
         sys.stderr.flush()
         os._exit(node.exit_code)

@@ -22,6 +22,7 @@ from lingbot_map_ros.parameters import (
     refusals,
 )
 from lingbot_map_ros.pipeline import Pipeline
+from lingbot_map_ros.scale_estimation import scale_notice
 from lingbot_map_ros.services import Services
 from lingbot_map_ros.silence import SilenceWatch
 from lingbot_map_ros.transitions import answer_bad_transitions
@@ -203,8 +204,7 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
         self.get_logger().info(f"loading model '{params.model}' ({weights})")
         if params.checkpoint == 'random':
             self.get_logger().warning('the weights are random: poses and points mean nothing')
-        if params.scale == 1.0:
-            self.get_logger().info("scale is relative: set the parameter 'scale' for metres")
+        self.get_logger().info(scale_notice(params))
 
     def wait_for(self, future: concurrent.futures.Future) -> bool:
         """Wait for a future of the worker; tell whether it has ended before the node leaves."""
@@ -230,7 +230,7 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
         self._diagnostics_pub.publish(array)
 
     def _watch(self, pipeline: Pipeline) -> None:
-        limit_s, busy_s = pipeline.params.watchdog_timeout, pipeline.worker.busy_s()
+        limit_s, busy_s = pipeline.watchdog_limit_s(), pipeline.worker.busy_s()
         if 0 < limit_s < busy_s and not self.leaving.is_set():
             pipeline.worker.trouble = f'an image has been processed for {busy_s:.0f} s'
             self.get_logger().fatal(

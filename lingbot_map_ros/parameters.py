@@ -154,9 +154,13 @@ class NodeParams:
         'have caught up.', choices=('reset', 'ignore')))
     watchdog_timeout: float = _of(Spec(
         60.0, 'A single image that takes longer makes the process exit with 1, so that it is '
-        'started again; 0 switches this off.', unit='s', low=0.0, high=86400.0))
+        'started again; 0 switches this off. On a CPU an image may always take four times as long '
+        'as the warm-up.', unit='s', low=0.0, high=86400.0))
     save_directory: str = _of(Spec(
         '~/.ros/lingbot_map', 'Where ~/save_map and ~/save_trajectory write; made if missing.'))
+    autosave: str = _of(Spec(
+        '', 'Folder for the map and the trajectory when the node ends or is cleaned up, made if '
+        'missing; empty saves nothing.'))
     points: PointsParams = field(default_factory=PointsParams)
     path: PathParams = field(default_factory=PathParams)
     map: MapParams = field(default_factory=MapParams)

@@ -8,6 +8,7 @@ import time
 
 from lingbot_map.engine import StreamEngine
 from lingbot_map_ros import camera_info
+from lingbot_map_ros.backend import choose_device
 from lingbot_map_ros.image_input import ImageInput
 from lingbot_map_ros.inbox import Inbox
 from lingbot_map_ros.ledger import (
@@ -26,10 +27,12 @@ from lingbot_map_ros.ledger import (
 from lingbot_map_ros.pace import GapWatch
 from lingbot_map_ros.parameters import NodeParams
 from lingbot_map_ros.publishing import Outputs
+from lingbot_map_ros.saving import autosave, check_autosave
 from lingbot_map_ros.stamps import StampGate
 from lingbot_map_ros.worker import SERVING, Worker
 from sensor_msgs.msg import CompressedImage, Image
 
+_WARM_UPS = 4.0  # the warm-up runs a scale batch too, the longest that an image takes
 _SILENCE_S = 2.0  # without an image for so long, the node says that it waits for images
 
 
@@ -41,6 +44,7 @@ class Pipeline:
     """
 
     def __init__(self, node, params: NodeParams, load: Callable[[NodeParams], StreamEngine]):
+        check_autosave(params.autosave)
         self.params = params
         self.paused = False
         self.ledger = Ledger(node.get_logger(), lambda: node.get_clock().now().nanoseconds)
@@ -60,6 +64,7 @@ class Pipeline:
         self._inbox = Inbox(1 if latest else params.queue_size, newest_wins=latest)
         self._gate = StampGate(params.time_jump_threshold, params.on_time_jump, params.zero_stamp)
         self._gaps = GapWatch()
+        self._is_autosaved = False
         self._camera = ''  # frame id of the images of this map
         self.worker = Worker(
             load, self.images, self._inbox, self.ledger, self.outputs, self._logger
@@ -168,15 +173,34 @@ class Pipeline:
             self._empty_inbox(INACTIVE)
 
     def close(self, timeout_s: float) -> bool:
-        """Stop both threads and destroy the publishers; tell whether the worker has ended."""
+        """
+        Stop both threads, autosave and destroy the publishers; tell whether the worker has ended.
+
+        Saved is also if the worker does not end: it adds nothing any more.
+        """
         self.deactivate()
         self._info_subscription.close()
         deadline_s = time.monotonic() + timeout_s
         self.outputs.stop_thread(timeout_s)
+        self._autosave()
         ended = self.worker.stop(max(0.0, deadline_s - time.monotonic()))
         if ended:  # else it may still publish
             self.outputs.destroy()
         return ended
+
+    def _autosave(self) -> None:
+        with self.outputs.lock:
+            is_due = bool(self.params.autosave) and not self._is_autosaved
+            self._is_autosaved = True
+        if is_due:
+            autosave(self.outputs, self.params.autosave, self._logger)
+
+    def watchdog_limit_s(self) -> float:
+        """Return how long one image may take, 0: for ever; on a CPU the warm-up gives a hint."""
+        limit_s = self.params.watchdog_timeout
+        if limit_s and choose_device(self.params.device).type == 'cpu':
+            return max(limit_s, _WARM_UPS * self.worker.warm_up_s)
+        return limit_s
 
     def state(self) -> str:
         """Return the state that /diagnostics shows."""
@@ -193,5 +217,5 @@ class Pipeline:
         if idle and self.ledger.seconds_since_arrival() > _SILENCE_S:
             return 'WAITING_FOR_IMAGES'
         if worker.initialized:
-            return 'TRACKING'
+            return 'WAITING_FOR_SCALE' if worker.delivery.waits_for_scale else 'TRACKING'
         return f'INITIALIZING {worker.waiting}/{self.params.num_scale_frames}'

@@ -17,6 +17,7 @@ class PublisherThread:
     """
 
     def __init__(self, lossless: bool, logger):
+        self.errors = 0  # jobs that raised
         self._lossless = lossless
         self._logger = logger
         self._changed = threading.Condition()
@@ -74,7 +75,8 @@ class PublisherThread:
     def _guarded(self, job: Job) -> None:
         try:
             job()
-        except Exception as error:  # the top of this thread: one lost cloud must not end it
+        except Exception as error:  # the top of this thread: if it ended, the worker would wait
+            self.errors += 1
             self._logger.error(
                 f'publishing failed: {type(error).__name__}: {error}', throttle_duration_sec=5.0
             )

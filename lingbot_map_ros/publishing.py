@@ -7,13 +7,15 @@ import threading
 
 from builtin_interfaces.msg import Time
 from geometry_msgs.msg import PoseStamped
-from lingbot_map.map_frame import Pose
 from lingbot_map.map_store import MapStore
 from lingbot_map_ros import conversions
-from lingbot_map_ros.camera_transform import CameraTransform
+from lingbot_map_ros.frames import FrameTree
 from lingbot_map_ros.ledger import Dropped, Frame, INACTIVE, RESET
+from lingbot_map_ros.odometry_input import OdometryInput
 from lingbot_map_ros.parameters import NodeParams
+from lingbot_map_ros.placing import Placement
 from lingbot_map_ros.publisher_thread import PublisherThread
+from lingbot_map_ros.tf_modes import create_transform
 from lingbot_map_ros.trajectory import Trajectory
 from nav_msgs.msg import Odometry, Path
 import numpy as np
@@ -58,6 +60,9 @@ class Outputs:
         self._map_changed = self._map_sent = False
         self._map_stamp = Time()
         self._node = node
+        self.tree = FrameTree(node, params.map_frame)
+        uses_odometry = params.scale_source == 'odometry'
+        self.odometry_input = OdometryInput(node) if uses_odometry else None
         self._create_publishers()
         self._thread = PublisherThread(params.queue == 'lossless', node.get_logger())
         self._thread.repeat(lambda: self.params.path.publish_rate, self._publish_path)
@@ -66,7 +71,7 @@ class Outputs:
 
     def _create_publishers(self) -> None:
         self._publishers = []
-        self.transform = CameraTransform(self._node) if self.params.tf_mode != 'off' else None
+        self.transform = create_transform(self._node, self.tree, self.params, self)
         self._odometry_pub = self._publisher(Odometry, '~/odometry', _POSE_DEPTH)
         self._pose_pub = self._publisher(PoseStamped, '~/pose', _POSE_DEPTH)
         self._processed_pub = self._publisher(Header, '~/processed', _POSE_DEPTH)
@@ -90,6 +95,11 @@ class Outputs:
         self._publishers.append(publisher)
         return publisher
 
+    @property
+    def errors(self) -> int:
+        """How often publishing a cloud, path, map or depth has failed."""
+        return self._thread.errors
+
     def stop_thread(self, timeout_s: float) -> None:
         self._thread.stop(timeout_s)
 
@@ -98,10 +108,18 @@ class Outputs:
             self._node.destroy_publisher(publisher)
         if self.transform is not None:
             self.transform.close()
+        if self.odometry_input is not None:
+            self.odometry_input.close()
+        self.tree.close()
 
     def start_new_map(self) -> int:
-        """Forget path and map; return the number of the new epoch."""
+        """Forget path, map, and what moved when; return the number of the new epoch."""
         with self.lock, self.map_lock:  # in this order everywhere
+            self.tree.clear()
+            if self.odometry_input is not None:
+                self.odometry_input.clear()
+            if self.transform is not None:
+                self.transform.forget()
             self.epoch += 1
             self.trajectory.clear()
             self.map.clear()
@@ -112,25 +130,37 @@ class Outputs:
         """Say that the image with this header is finished with, whatever became of it."""
         self._processed_pub.publish(header)
 
-    def publish_pose(self, frame: Frame, pose: Pose, covariance: np.ndarray) -> None:
+    def rescale(self, ratio: float, origin: np.ndarray) -> None:
+        """Stretch path and map by `ratio`, away from the point `origin` (3,)."""
+        self._thread.drain()  # what waits has the old scale
+        with self.lock, self.map_lock:
+            self.trajectory.rescale(ratio, origin)
+            self.map.rescale(ratio, origin)
+            self._path_changed = self._map_changed = True
+
+    def publish_pose(
+        self, frame: Frame, placement: Placement, covariance: np.ndarray
+    ) -> None:
         """
         Send TF, odometry and pose, whose covariance is (6, 6).
 
         Raise Dropped for an old map or an inactive node.
         """
         header = frame.header(self.params.map_frame)
-        odometry = conversions.odometry(header, frame.frame_id, pose, covariance)
-        stamped = conversions.pose_stamped(header, pose)
+        odometry = conversions.odometry(
+            header, placement.body_frame, placement.body, covariance
+        )
+        stamped = conversions.pose_stamped(header, placement.body)
         with self.lock:
             if frame.epoch != self.epoch:
                 raise Dropped(RESET)
             if not self.active:
                 raise Dropped(INACTIVE)
-            if self.transform is not None:
-                self.transform.send(header, frame.frame_id, pose)
+            if self.transform is not None and placement.is_scaled:
+                self.transform.send(frame.stamp_ns, placement)
             self._odometry_pub.publish(odometry)
             self._pose_pub.publish(stamped)
-            self.trajectory.append(stamped, pose)
+            self.trajectory.append(stamped, placement.camera)
             self._path_changed = True
 
     def wants_points(self, is_keyframe: bool) -> bool:

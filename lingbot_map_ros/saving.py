@@ -1,21 +1,75 @@
-"""Files that the services write."""
+"""Files that the services write, and the node when it ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime
+import os
 from pathlib import Path
 
+from lingbot_map.export import write_pcd, write_ply, write_tum
+from lingbot_map_ros.parameter_spec import ParameterError
+from lingbot_map_ros.publishing import Outputs
 
-def save(directory: str, name: str, write: Callable[[Path], None]) -> Path:
-    """
-    Have `write` make a file in `directory` (made if missing); return where: the name and the time.
 
-    OSError: the directory or the file cannot be written.
+class NothingToSave(ValueError):
+    """There is no content yet, and no file was written."""
+
+
+def save_map(outputs: Outputs, directory: str) -> list[Path]:
     """
+    Write the map as PLY and as PCD into `directory`, made if missing; return both files.
+
+    NothingToSave; OSError: the directory or a file cannot be written.
+    """
+    with outputs.map_lock:
+        points = outputs.map.snapshot()
+    if not len(points):
+        raise NothingToSave('the map is empty, nothing was written')
+    ply = _new_path(directory, 'map', 'ply')
+    pcd = ply.with_suffix('.pcd')
+    write_ply(ply, points)
+    write_pcd(pcd, points)
+    return [ply, pcd]
+
+
+def save_trajectory(outputs: Outputs, directory: str) -> list[Path]:
+    """Write all poses of the map as TUM into `directory`, as `save_map` does."""
+    with outputs.lock:
+        stamps_ns, poses = outputs.trajectory.export()
+    if not poses:
+        raise NothingToSave('there are no poses yet, nothing was written')
+    path = _new_path(directory, 'trajectory', 'tum')
+    write_tum(path, stamps_ns, poses)
+    return [path]
+
+
+def autosave(outputs: Outputs, directory: str, logger) -> None:
+    """Write map and trajectory, as far as there are any; log the files or the reason."""
+    for save in (save_trajectory, save_map):
+        try:
+            files = save(outputs, directory)
+        except NothingToSave:
+            continue
+        except OSError as error:
+            logger.error(f"autosave failed: {error}: set the parameter 'autosave' to a folder")
+        else:
+            logger.info(f'autosave wrote {", ".join(map(str, files))}')
+
+
+def check_autosave(directory: str) -> None:
+    """Raise ParameterError if nothing can be written to `directory`, made if missing."""
+    if not directory:
+        return
+    folder = Path(directory).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ParameterError(f"parameter 'autosave' is '{directory}': {error}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ParameterError(f"parameter 'autosave' is '{directory}': it cannot be written")
+
+
+def _new_path(directory: str, stem: str, suffix: str) -> Path:
     folder = Path(directory).expanduser().absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    stem, _, suffix = name.rpartition('.')
-    path = folder / f'{stem}_{datetime.now():%Y%m%d_%H%M%S_%f}.{suffix}'
-    write(path)
-    return path
+    return folder / f'{stem}_{datetime.now():%Y%m%d_%H%M%S_%f}.{suffix}'

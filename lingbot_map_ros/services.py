@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lingbot_map.export import write_ply, write_tum
 from lingbot_map_ros.pipeline import Pipeline
-from lingbot_map_ros.saving import save
+from lingbot_map_ros.saving import NothingToSave, save_map, save_trajectory
 from rclpy.callback_groups import ReentrantCallbackGroup
 from std_srvs.srv import SetBool, Trigger
 
@@ -54,22 +53,17 @@ class Services:
         return True, 'paused: images are ignored' if request.data else 'going on in the same map'
 
     def _save_map(self, pipeline: Pipeline, _request) -> tuple[bool, str]:
-        with pipeline.outputs.map_lock:
-            points = pipeline.outputs.map.snapshot()
-        if not len(points):
-            return False, 'the map is empty, nothing was written'
-        return _saved(pipeline, 'map.ply', lambda path: write_ply(path, points))
+        return _saved(pipeline, save_map)
 
     def _save_trajectory(self, pipeline: Pipeline, _request) -> tuple[bool, str]:
-        with pipeline.outputs.lock:
-            stamps_ns, poses = pipeline.outputs.trajectory.export()
-        if not poses:
-            return False, 'there are no poses yet, nothing was written'
-        return _saved(pipeline, 'trajectory.tum', lambda path: write_tum(path, stamps_ns, poses))
+        return _saved(pipeline, save_trajectory)
 
 
-def _saved(pipeline: Pipeline, name: str, write: Callable) -> tuple[bool, str]:
+def _saved(pipeline: Pipeline, save: Callable) -> tuple[bool, str]:
     try:
-        return True, str(save(pipeline.params.save_directory, name, write))
+        files = save(pipeline.outputs, pipeline.params.save_directory)
+    except NothingToSave as error:
+        return False, str(error)
     except OSError as error:
         return False, f"{error}: set the parameter 'save_directory' to a folder for writing"
+    return True, ', '.join(map(str, files))

@@ -61,12 +61,13 @@ class Worker:
         self.trouble = ''  # why no poses come; '' when all is well
         self.forward_ms = 0.0  # of the newest result
         self.warm_up_s = 0.0  # how long the newest warm-up took
+        self.gpu_memory_mib = 0.0  # that torch has allocated; 0 on a CPU
         self._load_engine, self._images = load, images
         self._inbox, self._ledger, self._outputs, self._logger = inbox, ledger, outputs, logger
         self._engine: StreamEngine | None = None
         self._stale = False  # the engine still holds the map of an earlier epoch
         self._epoch = outputs.epoch
-        self._delivery = Delivery(outputs, ledger)
+        self.delivery = Delivery(outputs, ledger, logger)
         self._held: list[Frame] = []  # in the engine, not yet accounted for
         self._warm_size: tuple[int, int] | None = None
         self._view: View | None = None  # of the present map
@@ -132,7 +133,12 @@ class Worker:
         self.warm_up_s = time.monotonic() - start_s
         size = 'x'.join(map(str, self._warm_size))
         self._logger.info(f'warmed up for {size} pixels in {self.warm_up_s:.1f} s')
+        self._note_memory()
         self.phase = SERVING
+
+    def _note_memory(self) -> None:
+        if torch.cuda.is_initialized():
+            self.gpu_memory_mib = torch.cuda.memory_allocated() / 2**20
 
     def _serve(self) -> None:
         while not self._stopping:
@@ -160,7 +166,7 @@ class Worker:
         """Turn to a new map; the engine follows with the next image."""
         self._drop_held(RESET)
         self._epoch, self._stale, self._view = epoch, True, None
-        self._delivery.begin()
+        self.delivery.begin()
         self.initialized, self._initialized_s = False, float('inf')
         self.frames = self.keyframes = 0
         self.trouble = ''
@@ -173,6 +179,7 @@ class Worker:
         finally:
             self._busy_since_s = None
             self.waiting = len(self._held)
+            self._note_memory()
             self._outputs.acknowledge(frame.message.header)
 
     def _push(self, frame: Frame) -> None:
@@ -187,6 +194,9 @@ class Worker:
         except ValueError as error:  # masked or cropped, nothing would be left
             self._drop(frame, BAD_IMAGE, str(error))
             return
+        if self.delivery.is_outdated():
+            self._logger.warning('the mount of the camera is known now: starting a new map')
+            self._start_new_map(frame)
         self._refresh_engine()
         if view is not self._view:
             self._change_view(frame, view, network_size)
@@ -220,10 +230,7 @@ class Worker:
         width, height = view.size
         if self._view is not None:
             self._logger.warning(f'the image size changed to {width}x{height}: starting a new map')
-            self._held.remove(frame)
-            self._begin(self._outputs.start_new_map())
-            self._held.append(frame)
-            frame.epoch = self._epoch
+            self._start_new_map(frame)
             self._refresh_engine()
         if network_size != self._warm_size:
             self._logger.info(f'images are {width}x{height}: warming up again for their size')
@@ -231,6 +238,13 @@ class Worker:
             self._warm_up(*view.upright_size[::-1])
             self._busy_since_s = time.monotonic()
         self._view = view
+
+    def _start_new_map(self, frame: Frame) -> None:
+        """Turn to a new map that begins with the present image."""
+        self._held.remove(frame)
+        self._begin(self._outputs.start_new_map())
+        self._held.append(frame)
+        frame.epoch = self._epoch
 
     def _flush(self) -> None:
         self._flushing = self._flushes.popleft()
@@ -256,7 +270,7 @@ class Worker:
     def _deliver_one(self, result: FrameResult) -> None:
         frame = result.tag
         try:
-            pose = self._delivery.publish(result)
+            pose = self.delivery.publish(result)
         except Dropped as drop:
             if drop.reason == BAD_POSE:
                 self.trouble = str(drop)
@@ -266,7 +280,7 @@ class Worker:
         self._ledger.count_out(frame, frame.arrival_s < self._initialized_s)
         self.initialized = True
         self.forward_ms = result.timings_ms['forward']
-        self._delivery.hand_over(result, pose)
+        self.delivery.hand_over(result, pose)
 
     def _drop(self, frame: Frame, reason: str, why: str = '', kind: str = '') -> None:
         self._held.remove(frame)

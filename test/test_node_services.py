@@ -1,14 +1,19 @@
 """Reset, pause, flush and saving, also while an image is being processed."""
 
+import errno
+import itertools
+import os
 from pathlib import Path
 import threading
 
 from fake_engine import Gate
-from node_rig import running, WAIT_S
+from lingbot_map.points import POINT_DTYPE
+from node_rig import running, to_time, WAIT_S
 import numpy as np
 from plyfile import PlyData
 import pytest
 import rclpy
+from rosgraph_msgs.msg import Clock
 from std_srvs.srv import SetBool
 
 
@@ -154,15 +159,19 @@ def test_saving_writes_whole_files_and_answers_with_their_paths(tmp_path):
         saved_map, saved_trajectory = rig.call('save_map'), rig.call('save_trajectory')
         assert saved_map.success
         assert saved_trajectory.success
-    vertices = PlyData.read(saved_map.message)['vertex']
+    ply, pcd = map(Path, saved_map.message.split(', '))
+    vertices = PlyData.read(ply)['vertex']
     assert len(vertices['x']) > 0
     assert vertices['x'].min() >= 2 - 1e-5
     rows = np.loadtxt(saved_trajectory.message)
     np.testing.assert_allclose(rows[:, 0], [1.500000007, 2.500000007], atol=1e-9)
     expected = [[i, 0, 0, -0.5, 0.5, -0.5, 0.5] for i in (0, 1)]
     np.testing.assert_allclose(rows[:, 1:], expected, atol=1e-9)
-    assert {path.suffix for path in folder.iterdir()} == {'.ply', '.tum'}
-    assert Path(saved_map.message).parent == folder
+    header, points = pcd.read_bytes().split(b'DATA binary\n')
+    assert f'POINTS {len(vertices["x"])}'.encode() in header
+    np.testing.assert_array_equal(np.frombuffer(points, POINT_DTYPE)['x'], vertices['x'])
+    assert {path.suffix for path in folder.iterdir()} == {'.ply', '.pcd', '.tum'}
+    assert pcd.parent == folder
 
 
 def test_saving_without_content_or_folder_gives_the_reason(tmp_path):
@@ -188,3 +197,62 @@ def test_services_of_a_node_that_is_not_configured_say_so():
             answer = rig.call(name)
             assert not answer.success
             assert 'configure' in answer.message
+
+
+def test_cleaning_up_saves_what_it_forgets(tmp_path):
+    with running(num_scale_frames=1, autosave=str(tmp_path)) as rig:
+        rig.send(1.0, 2.0)
+        rig.wait_counts(2, 2)
+        rig.call('flush')
+        assert rig.node.trigger_deactivate() == rig.node.trigger_cleanup()
+        assert rig.node.pipeline is None
+        assert {path.suffix for path in tmp_path.iterdir()} == {'.ply', '.pcd', '.tum'}
+
+
+def test_a_disk_that_is_full_leaves_no_half_a_file(tmp_path, monkeypatch):
+    def fail(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with running(num_scale_frames=1, save_directory=str(tmp_path)) as rig:
+        rig.send(1.0)
+        rig.wait_counts(1, 1)
+        rig.call('flush')
+        monkeypatch.setattr(os, 'fsync', fail)
+        for name in ('save_map', 'save_trajectory'):
+            answer = rig.call(name)
+            assert not answer.success
+            assert 'No space left' in answer.message
+        assert list(tmp_path.iterdir()) == []
+        monkeypatch.undo()
+        assert rig.call('save_map').success
+
+
+def test_services_answer_while_a_frame_runs_and_the_clock_ticks_a_thousand_times_a_second():
+    gate, over = Gate(at=2), threading.Event()
+    with running(
+        num_scale_frames=1, use_sim_time=True, queue='latest', engine={'before_push': gate}
+    ) as rig:
+        rig.send(1.0)
+        rig.wait_counts(1, 1)
+        clock = rig.publisher(Clock, '/clock', 1)
+
+        def play():
+            for i in itertools.count():
+                clock.publish(Clock(clock=to_time(2 + i / 1000)))
+                rig.send(2 + i / 1000)
+                if over.wait(0.001):
+                    return
+
+        player = threading.Thread(target=play)
+        player.start()
+        try:
+            assert gate.reached.wait(WAIT_S)
+            seen = rig.counts().received
+            for _ in range(10):
+                assert rig.call('pause', SetBool.Request(data=False)).success
+            rig.wait(lambda: rig.counts().received > seen)
+            assert not rig.heard['odometry'][1:]  # the frame has run all the time
+        finally:
+            over.set()
+            player.join()
+            gate.open()

@@ -1,0 +1,127 @@
+"""What is left of a process that is told to end: whole files, whatever it was doing."""
+
+from pathlib import Path
+import signal
+import subprocess
+import sys
+
+from node_rig import image
+import numpy as np
+from plyfile import PlyData
+import pytest
+import rclpy
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.qos import QoSProfile
+from sensor_msgs.msg import Image
+from std_msgs.msg import Header
+
+WAIT_S = 60.0
+_NODE = """
+import sys, threading
+sys.path.insert(0, sys.argv[1])
+from fake_engine import FakeEngine, Gate
+import lingbot_map_ros.node
+import lingbot_map_ros.main as program
+Node = lingbot_map_ros.node.LingbotMapNode
+block = lambda n: n == 4 and threading.Event().wait()
+class FakeNode(Node):
+    def __init__(self):
+        Node.__init__(self, lambda params: FakeEngine(params, before_push=block))
+lingbot_map_ros.node.LingbotMapNode = FakeNode
+sys.exit(program.main(sys.argv[2:]))
+"""
+
+
+@pytest.fixture(scope='module', autouse=True)
+def ros():
+    rclpy.init()
+    yield
+    rclpy.shutdown()
+
+
+def start(*options):
+    """Start a node whose engine blocks at the fourth image."""
+    parameters = [word for option in options for word in ('-p', option)]
+    process = subprocess.Popen(
+        [sys.executable, '-c', _NODE, str(Path(__file__).parent), '--ros-args', *parameters],
+        stderr=subprocess.STDOUT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    for line in process.stdout:
+        if 'waiting for images' in line:
+            return process
+    raise AssertionError('the node did not start')
+
+
+def feed(count):
+    """Send images one after the other until the third is done with."""
+    camera = rclpy.create_node('camera')
+    done = set()
+    camera.create_subscription(
+        Header, '/lingbot_map/processed', lambda header: done.add(header.stamp.sec), 10
+    )
+    publisher = camera.create_publisher(Image, '/image', QoSProfile(depth=10))
+    executor = SingleThreadedExecutor()
+    executor.add_node(camera)
+    try:
+        for i in range(1, count + 1):
+            while i not in done and i < 4:  # sent again until it is heard: it is then repeated
+                publisher.publish(image(float(i)))
+                executor.spin_once(timeout_sec=0.1)
+            publisher.publish(image(float(i)))
+        executor.spin_once(timeout_sec=0.2)
+    finally:
+        executor.shutdown()
+        camera.destroy_node()
+
+
+def end(process):
+    output, _ = process.communicate(timeout=WAIT_S)
+    assert 'Traceback' not in output, output
+    return process.returncode, output
+
+
+@pytest.mark.parametrize(
+    'images, numbers, watchdog_s, code',
+    [
+        (3, (signal.SIGINT, signal.SIGINT), 0, 0),
+        (4, (signal.SIGTERM, signal.SIGTERM), 0, 0),  # while the fourth is stuck in the engine
+        (4, (), 0.5, 1),
+    ],
+)
+def test_map_and_trajectory_are_saved_whole(tmp_path, images, numbers, watchdog_s, code):
+    process = start(
+        'num_scale_frames:=1', f'autosave:={tmp_path}/saved', f'watchdog_timeout:={watchdog_s}'
+    )
+    feed(images)
+    for number in numbers:
+        process.send_signal(number)
+    returncode, output = end(process)
+    assert returncode == code, output
+    files = {path.suffix: path for path in (tmp_path / 'saved').iterdir()}
+    assert set(files) == {'.ply', '.pcd', '.tum'}
+    np.testing.assert_allclose(np.loadtxt(files['.tum'])[:, 1], [0, 1, 2], atol=1e-9)
+    assert len(PlyData.read(files['.ply'])['vertex']['x']) > 0
+    assert str(files['.pcd']) in output
+
+
+def test_nothing_is_saved_unasked_and_an_empty_map_leaves_no_file(tmp_path):
+    process = start('num_scale_frames:=1', f'autosave:={tmp_path}/saved')
+    process.send_signal(signal.SIGINT)
+    assert end(process)[0] == 0
+    assert list((tmp_path / 'saved').iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_the_start(tmp_path):
+    (tmp_path / 'file').write_text('')
+    arguments = ['-m', 'lingbot_map_ros.main', '--ros-args', '-p', f'autosave:={tmp_path}/file/x']
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        stderr=subprocess.STDOUT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    returncode, output = end(process)
+    assert returncode == 1
+    assert "parameter 'autosave' is" in output
