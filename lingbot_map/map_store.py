@@ -38,6 +38,16 @@ class MapStore:
         self._insertions = 0
         self.evicted = 0
 
+    def rescale(self, ratio: float, origin: np.ndarray) -> None:
+        """Stretch the map by `ratio`, away from the point `origin` (3,); all has been seen now."""
+        points = self.snapshot()
+        for axis, center in zip('xyz', origin, strict=True):
+            points[axis] = center + ratio * (points[axis] - center)
+        evicted = self.evicted
+        self.clear()
+        self.evicted = evicted
+        self.insert(points)
+
     def insert(self, points: np.ndarray) -> None:
         """Add points (N,) POINT_DTYPE; those too far out to have a voxel are left out."""
         self._insertions += 1

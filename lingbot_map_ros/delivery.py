@@ -3,46 +3,88 @@
 from __future__ import annotations
 
 from lingbot_map.engine import FrameResult
-from lingbot_map.map_frame import MapFrame, Pose
+from lingbot_map.map_frame import Pose
 from lingbot_map.points import PointFilter
 from lingbot_map.pose_jumps import JumpWatch
-from lingbot_map.turning import turn_rotation
 from lingbot_map.uncertainty import look_at, pose_covariance
-from lingbot_map_ros.ledger import BAD_POSE, Dropped, Ledger, POSE_JUMP
+from lingbot_map_ros.ledger import BAD_POSE, Dropped, Frame, Ledger, POSE_JUMP
+from lingbot_map_ros.placing import Placer
 from lingbot_map_ros.publishing import DepthOutput, Outputs
+from lingbot_map_ros.scale_estimation import ScaleEstimator
 import numpy as np
 
 
 class Delivery:
     """Places the results of one map after the other; the tag of a result is its Frame."""
 
-    def __init__(self, outputs: Outputs, ledger: Ledger):
-        self._outputs, self._ledger = outputs, ledger
+    def __init__(self, outputs: Outputs, ledger: Ledger, logger):
+        self._outputs, self._ledger, self._logger = outputs, ledger, logger
         self.begin()
 
     def begin(self) -> None:
         """Turn to a new map: the next result is its origin."""
-        params = self._outputs.params
-        self._map_frame = MapFrame(params.scale, turn_rotation(params.image_rotation))
+        self._placer: Placer | None = None
+        self._estimator: ScaleEstimator | None = None  # until the scale of the map is known
         self._jumps = JumpWatch()
 
+    @property
+    def waits_for_scale(self) -> bool:
+        return self._estimator is not None
+
+    @property
+    def scale_status(self) -> str:
+        """Say what the scale is, and where it comes from."""
+        estimator, placer, params = self._estimator, self._placer, self._outputs.params
+        if estimator is not None:
+            return estimator.status
+        if params.scale_source == 'odometry':
+            return 'not begun' if placer is None else f'{placer.scale:.6g} (odometry)'
+        return f'{params.scale:g}' + (' (relative)' if params.scale == 1.0 else '')
+
+    def is_outdated(self) -> bool:
+        """Tell whether a new map could be placed better: the camera's mount is known by now."""
+        return self._placer is not None and self._placer.is_outdated()
+
     def publish(self, result: FrameResult) -> Pose:
-        """Publish the pose at once and return it; raise Dropped when it must not go out."""
+        """Publish the pose, return the camera's; raise Dropped when it must not go out."""
         frame = result.tag
+        if self._placer is None:
+            self._begin_with(frame)
+        if self._estimator is not None:
+            self._estimate_scale(frame, result)
         try:
             if not np.isfinite(result.network_intrinsics).all():
                 raise FloatingPointError('the intrinsics hold NaN or infinity')
-            pose = self._map_frame.place(result.T_world_cam)
+            placement = self._placer.place(result.T_world_cam, self._estimator is None)
         except FloatingPointError as error:
             why = f'{error}; check the weights and the precision (dtype)'
             raise Dropped(BAD_POSE, why) from error
         scene = look_at(result)
-        covariance = pose_covariance(scene, self._outputs.params.scale)
-        self._outputs.publish_pose(frame, pose, covariance)
+        covariance = pose_covariance(scene, self._placer.scale)
+        self._outputs.publish_pose(frame, placement, covariance)
         jump = self._jumps.see(result.T_world_cam, frame.stamp_ns, scene.depth)
         if jump:
             self._ledger.count_event(POSE_JUMP, jump)
-        return pose
+        return placement.camera
+
+    def _begin_with(self, frame: Frame) -> None:
+        outputs, params, camera = self._outputs, self._outputs.params, frame.frame_id
+        scale = params.scale if outputs.odometry_input is None else 1.0
+        self._placer = Placer(params, outputs.tree, camera, scale)
+        if outputs.odometry_input is not None:
+            self._estimator = ScaleEstimator(outputs.odometry_input, outputs.tree, params, camera)
+
+    def _estimate_scale(self, frame: Frame, result: FrameResult) -> None:
+        """Once the scale is certain, keep it for the rest of the map."""
+        fit = self._estimator.add(frame.stamp_ns, result.T_world_cam)
+        if fit is None:
+            return
+        ratio = fit.scale / self._placer.scale
+        self._placer.scale, self._estimator = fit.scale, None
+        self._outputs.rescale(ratio, self._placer.origin)
+        self._logger.info(
+            f'scale is {fit}; map and path are rescaled, once: only ~/reset finds another'
+        )
 
     def hand_over(self, result: FrameResult, pose: Pose) -> None:
         """Bring to the host what somebody wants to have, and nothing else."""
@@ -58,7 +100,7 @@ class Delivery:
                 params.points.keep_percentile,
                 params.points.edge_threshold,
             )
-            points = choose(result, pose.T_map_body, params.scale)
+            points = choose(result, pose.T_map_body, self._placer.scale)
             if wants_points:
                 outputs.hand_points(frame, points)
             if wants_map:
@@ -69,7 +111,7 @@ class Delivery:
         outputs = self._outputs
         depth = confidence = None
         if outputs.wants_depth():
-            depth = (result.depth * outputs.params.scale).cpu().numpy()
+            depth = (result.depth * self._placer.scale).cpu().numpy()
         if outputs.wants_confidence():
             confidence = result.confidence.cpu().numpy()
         if depth is None and confidence is None and not outputs.wants_depth_info():

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 import difflib
 import sys
 
+from lingbot_map_ros.parameter_checks import check_frames, check_scale
 from lingbot_map_ros.parameter_spec import ParameterError, Spec, Value
 
 
@@ -137,12 +138,31 @@ class NodeParams:
     camera_frame: str = _of(Spec(
         '', 'Frame id used for images that carry none; empty refuses such images.'))
     map_frame: str = _of(Spec('map', 'Frame id of everything that is placed in the map.'))
+    odom_frame: str = _of(Spec(
+        'odom', "Origin of the robot's odometry: others place base_frame in it (map_to_odom)."))
+    base_frame: str = _of(Spec(
+        'base_link', 'Frame of the robot (x forward, z up) on which the camera is mounted. If '
+        '/tf_static knows the mount, the map is level with it and begins at it.'))
     tf_mode: str = _of(Spec(
-        'map_to_camera', "Transform on /tf: none, or from map_frame to the image's frame.",
-        choices=('off', 'map_to_camera')))
+        'map_to_camera', "Transform on /tf: none, or from map_frame to the image's frame, to "
+        'base_frame, or to odom_frame (others publish odom_frame -> base_frame). The last two '
+        'need metres and a static mount; odometry and pose are then those of base_frame.',
+        choices=('off', 'map_to_camera', 'map_to_base', 'map_to_odom')))
+    tf_rate: float = _of(Spec(
+        20.0, 'How often map_frame -> odom_frame is sent in map_to_odom.',
+        unit='Hz', low=0.1, high=1000.0, settable=True))
+    transform_tolerance: float = _of(Spec(
+        0.2, 'How far ahead of now map_frame -> odom_frame is stamped in map_to_odom.',
+        unit='s', low=0.0, high=10.0))
     scale: float = _of(Spec(
-        1.0, 'Factor on positions, depths and clouds. The network alone knows no metres.',
+        1.0, 'Factor on positions, depths and clouds, to make them metres. 1 says that none is '
+        'known, since the network alone knows no metres.',
         unit='map unit per network unit', low=1e-6, high=1e6))
+    scale_source: str = _of(Spec(
+        'fixed', 'Where the scale comes from: the parameter scale (fixed), or the motion that the '
+        'topic odom reports (odometry): found once per map, after a metre or so of motion; map, '
+        'path and poses are rescaled then, and no TF is sent before.',
+        choices=('fixed', 'odometry')))
     zero_stamp: str = _of(Spec(
         'arrival', "Images without a stamp: stamped with the node's clock, or rejected.",
         choices=('arrival', 'reject')))
@@ -170,8 +190,8 @@ class NodeParams:
     def from_values(cls, values: Mapping[str, Value]) -> NodeParams:
         """Build from {'points.stride': 2, ...}; raise ParameterError on the first wrong value."""
         params = _build(cls, values, '')
-        if not params.map_frame.strip('/'):
-            raise ParameterError("parameter 'map_frame' is empty: name the frame of the map")
+        check_frames(params)
+        check_scale(params)
         if params.max_keyframes < params.num_scale_frames:
             raise ParameterError(
                 f"parameter 'max_keyframes' is {params.max_keyframes}: it must be at least "

@@ -138,18 +138,14 @@ class Outputs:
             self.map.rescale(ratio, origin)
             self._path_changed = self._map_changed = True
 
-    def publish_pose(
-        self, frame: Frame, placement: Placement, covariance: np.ndarray
-    ) -> None:
+    def publish_pose(self, frame: Frame, placement: Placement, covariance: np.ndarray) -> None:
         """
         Send TF, odometry and pose, whose covariance is (6, 6).
 
         Raise Dropped for an old map or an inactive node.
         """
         header = frame.header(self.params.map_frame)
-        odometry = conversions.odometry(
-            header, placement.body_frame, placement.body, covariance
-        )
+        odometry = conversions.odometry(header, placement.body_frame, placement.body, covariance)
         stamped = conversions.pose_stamped(header, placement.body)
         with self.lock:
             if frame.epoch != self.epoch:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from array import array
 from collections import deque
 
-from geometry_msgs.msg import PoseStamped
+from geometry_msgs.msg import Point, PoseStamped
+from geometry_msgs.msg import Pose as PoseMessage
 from lingbot_map.map_frame import Pose
 from lingbot_map_ros.ledger import to_ns
 import numpy as np
@@ -31,8 +32,28 @@ class Trajectory:
         self._stamps_ns.append(to_ns(message.header.stamp))
         self._rows.frombytes(pose.T_map_body[:3].tobytes())
 
+    def rescale(self, ratio: float, origin: np.ndarray) -> None:
+        """Stretch the way of the camera by `ratio`, away from the point `origin` (3,)."""
+        rows = np.array(self._rows).reshape(-1, 3, 4)
+        moves = (ratio - 1) * (rows[:, :, 3] - origin)
+        rows[:, :, 3] += moves
+        self._rows = array('d', rows.tobytes())
+        moves = moves[len(moves) - len(self.newest) :]
+        # Whatever body the messages speak of, it turns as before and moves with the camera. New
+        # messages: the old ones may be on their way out.
+        self.newest.extend(
+            [_moved(message, move) for message, move in zip(self.newest, moves, strict=True)]
+        )
+
     def export(self) -> tuple[list[int], list[np.ndarray]]:
         """Return stamps [ns] and poses (4, 4) of all frames."""
         T = np.tile(np.eye(4), (len(self), 1, 1))
         T[:, :3] = np.array(self._rows).reshape(-1, 3, 4)
         return list(self._stamps_ns), list(T)
+
+
+def _moved(message: PoseStamped, move: np.ndarray) -> PoseStamped:
+    p = message.pose.position
+    x, y, z = (np.array([p.x, p.y, p.z]) + move).tolist()
+    pose = PoseMessage(position=Point(x=x, y=y, z=z), orientation=message.pose.orientation)
+    return PoseStamped(header=message.header, pose=pose)

@@ -128,6 +128,7 @@ def test_only_settable_parameters_may_change_while_running():
         'points.stride',
         'points.every_frame',
         'path.publish_rate',
+        'tf_rate',
         'map.publish_rate',
     }
     assert {name for name in PARAMETERS if not refusals([name])} == settable

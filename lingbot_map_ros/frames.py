@@ -1,0 +1,105 @@
+"""What others say about frames on /tf and /tf_static, and what it means for ours (REP-105)."""
+
+from __future__ import annotations
+
+from geometry_msgs.msg import Transform
+from lingbot_map.map_frame import rotation_matrix
+import numpy as np
+from rclpy.clock import JumpThreshold
+from rclpy.duration import Duration
+from rclpy.time import Time
+from tf2_msgs.msg import TFMessage
+from tf2_ros import Buffer, TransformException, TransformListener
+
+
+class NoTransform(LookupError):
+    """Tell in a few words which transform is missing, and why."""
+
+
+class FrameTree:
+    """
+    Knows where frames are, and which have a parent other than the map; usable from any thread.
+
+    A jump back of the node's clock forgets all that moves.
+    """
+
+    def __init__(self, node, map_frame: str):
+        self.parents: dict[str, str] = {}  # child -> parent
+        self._static_parents: dict[str, str] = {}
+        self._map_frame = map_frame
+        self._buffer = Buffer()
+        self._listener = _Listener(self._buffer, node, self._note)
+        backwards = JumpThreshold(
+            min_forward=None, min_backward=Duration(seconds=-1), on_clock_change=True
+        )
+        self._jump_handle = node.get_clock().create_jump_callback(
+            backwards, post_callback=lambda _: self.clear()
+        )
+
+    def close(self) -> None:
+        self._listener.unregister()
+        self._jump_handle.unregister()
+
+    def clear(self) -> None:
+        """Forget all that moves: it is of another time."""
+        self._buffer.clear()
+        self.parents = dict(self._static_parents)
+
+    def rival_parent(self, child: str) -> str:
+        """Return the parent that somebody else has given to a frame, or ''."""
+        parent = self.parents.get(child, self._map_frame)
+        return '' if parent == self._map_frame else parent
+
+    def mount(self, base: str, camera: str) -> np.ndarray:
+        """Return T_base_camera (4, 4) of a camera that does not move on its robot."""
+        if camera == base:
+            raise NoTransform(f"the images come in '{base}' itself, not in an optical frame of it")
+        try:
+            found = self._buffer.lookup_transform(base, camera, Time())
+        except TransformException as error:
+            raise NoTransform(f"no transform '{base}' -> '{camera}' on /tf_static") from error
+        if found.header.stamp.sec or found.header.stamp.nanosec:  # none if all of it is static
+            raise NoTransform(f"the transform '{base}' -> '{camera}' is not on /tf_static only")
+        return matrix(found.transform)
+
+    def lookup(self, target: str, source: str, stamp_ns: int) -> np.ndarray:
+        """Return T_target_source (4, 4) at a time."""
+        try:
+            found = self._buffer.lookup_transform(target, source, Time(nanoseconds=stamp_ns))
+        except TransformException as error:
+            raise NoTransform(str(error).strip()) from error
+        return matrix(found.transform)
+
+    def _note(self, message: TFMessage, is_static: bool) -> None:
+        for told in message.transforms:
+            child, parent = told.child_frame_id.lstrip('/'), told.header.frame_id.lstrip('/')
+            if child in self.parents and parent == self._map_frame:
+                continue  # perhaps our own, and no reason to forget the parent of somebody else
+            self.parents[child] = parent
+            if is_static:
+                self._static_parents[child] = parent
+
+
+class _Listener(TransformListener):
+    """Passes on what it hears, once it is in the buffer."""
+
+    def __init__(self, buffer: Buffer, node, note):
+        self._note = note
+        super().__init__(buffer, node)
+
+    def callback(self, data: TFMessage) -> None:
+        super().callback(data)
+        self._note(data, is_static=False)
+
+    def static_callback(self, data: TFMessage) -> None:
+        super().static_callback(data)
+        self._note(data, is_static=True)
+
+
+def matrix(transform: Transform) -> np.ndarray:
+    """Return a transform as (4, 4)."""
+    t, q = transform.translation, transform.rotation
+    T = np.eye(4)
+    T[:3, :3] = rotation_matrix(np.array([q.x, q.y, q.z, q.w]))
+    T[:3, 3] = t.x, t.y, t.z
+    return T
