@@ -1,5 +1,7 @@
 """Messages and arrays."""
 
+import sys
+
 from fake_engine import straight
 from lingbot_map.map_frame import MapFrame
 from lingbot_map.points import POINT_DTYPE
@@ -96,3 +98,20 @@ def test_camera_info_projects_like_its_matrix():
     np.testing.assert_array_equal(np.reshape(message.p, (3, 4))[:, :3], K)
     np.testing.assert_array_equal(np.reshape(message.r, (3, 3)), np.eye(3))
     assert list(message.d) == [0.0] * 5
+
+
+def test_a_cloud_is_built_without_a_call_per_byte():
+    calls = 0
+
+    def count(frame, event, arg):
+        nonlocal calls
+        calls += 1
+
+    cloud = points(100_000)
+    sys.setprofile(count)
+    try:
+        message = conversions.cloud(HEADER, cloud)
+    finally:
+        sys.setprofile(None)
+    assert calls < 1000
+    assert message.data.tobytes() == cloud.tobytes()
