@@ -50,6 +50,7 @@ class FakeModel:
 
     def __init__(self, spoil=lambda index, outputs, window: None):
         self.frames = []  # that were passed to each call
+        self.scale_frames = 0  # `num_frame_for_scale` of the newest call
         self.moves = []  # scale, R and t from each window's world frame to the truth's
         self._spoil = spoil
 
@@ -65,6 +66,7 @@ class FakeModel:
         pixels = (images[0, :, :2, 0, 0] * 255).round().long()
         index = pixels[:, 0] + 256 * pixels[:, 1]
         self.frames.append(index.tolist())
+        self.scale_frames = scale_frames
         window = self._window(memory, len(index))
         scale, R, t = self.moves[window]
         R_true, c = true_poses(index)

@@ -95,6 +95,27 @@ def test_the_hand_over_costs_one_scale_batch_and_the_rest_of_the_overlap():
     assert sum(map(len, calls)) == 3 * 4 and engine.window == 4
 
 
+def test_a_frame_after_the_hand_over_sees_the_overlap():
+    model = FakeModel()
+    engine = engine_for(model, num_scale_frames=3, overlap_keyframes=5)
+    run(engine, range(13))
+    assert engine.window == 1 and model.frames[-1] == [12]
+    # Kept numbers of the new window: 3 anchors, then the newest 3 with the frame itself, number 5.
+    assert engine._memory.visible_patches == [0, 1, 2, 3, 4, 5]
+    assert engine._memory.visible_specials == [0, 1, 2, 3, 4, 5]
+    run(engine, [13])
+    assert engine._memory.visible_patches == [0, 1, 2, 4, 5, 6]
+
+
+def test_an_overlap_shorter_than_a_scale_batch_is_the_next_scale_batch():
+    model = FakeModel()
+    engine = engine_for(model, num_scale_frames=4, overlap_keyframes=2)
+    run(engine, range(12))
+    assert model.frames[-1] == [10, 11] and engine.window == 1
+    run(engine, [12])
+    assert model.scale_frames == 2
+
+
 def test_nothing_is_allocated_for_a_roll_over():
     engine = engine_for(FakeModel())
     memories = [engine._memory, engine._next.memory]
@@ -134,24 +155,24 @@ def test_a_full_memory_starts_a_new_sequence(caplog):
 
 
 def without_depth(index, outputs, window):
-    outputs['depth'][:, index >= 6] = torch.nan
+    outputs['depth'][:, index >= 12] = torch.nan
 
 
 def test_without_valid_depth_the_scale_stays_and_poses_go_on(caplog):
     model = FakeModel(without_depth)
     engine = engine_for(model)
     first = len(model.moves)
-    results = run(engine, range(12))
-    assert engine.window == 1 and engine.last_scale_step == 1
+    results = run(engine, range(18))  # the second roll-over, the first that lacks depth
+    assert engine.window == 2 and engine.last_scale_step == 1
     assert np.isnan(engine.last_residual)
     assert [r.levelno for r in caplog.records] == [logging.WARNING]
     assert 'do not agree' in caplog.text
-    # The hand-over hangs on the last keyframe, 11; relative to it only the scale is unknown.
-    scales = [model.moves[first + i][0] for i in range(2)]
-    T, _ = truth_in_window(model.moves[first], torch.arange(14))
-    after = run(engine, range(12, 14))
+    # The hand-over hangs on the last keyframe, 17; relative to it only the scale is unknown.
+    scales = [model.moves[first + i][0] for i in (1, 2)]
+    T, _ = truth_in_window(model.moves[first], torch.arange(20))
+    after = run(engine, range(18, 20))
     steps = [result.T_world_cam[:3, 3] - results[-1].T_world_cam[:3, 3] for result in after]
-    expected = (T[12:, :3, 3] - T[11, :3, 3]) * scales[0] / scales[1]
+    expected = (T[18:, :3, 3] - T[17, :3, 3]) * scales[0] / scales[1]
     np.testing.assert_allclose(steps, expected, rtol=0, atol=1e-4)
 
 
