@@ -38,10 +38,20 @@ def camera_paths(
     Of num_candidates ways drawn per seed the first that fits into the room and turns enough, but
     not too much, is taken; the last candidate is a circle, which always fits.
     """
-    draws = uniforms(seeds, (
-        (_SPEED, (num_candidates, 2, 3)), (_LENGTH, ()), (_TURN, (num_candidates, 4, 3)),
-        (_HEADING, (num_candidates, 1)), (_PLACE, (2,)), (_STYLE, ()), (_GAZE, (3, 3)),
-        (_REST, (2,)), (_WOBBLE, (3, 3, 3))))
+    draws = uniforms(
+        seeds,
+        (
+            (_SPEED, (num_candidates, 2, 3)),
+            (_LENGTH, ()),
+            (_TURN, (num_candidates, 4, 3)),
+            (_HEADING, (num_candidates, 1)),
+            (_PLACE, (2,)),
+            (_STYLE, ()),
+            (_GAZE, (3, 3)),
+            (_REST, (2,)),
+            (_WOBBLE, (3, 3, 3)),
+        ),
+    )
     handheld = draws[_STYLE][:, None, None] < 0.5
     rates, steps = _motion(draws, num_frames, mean_step, room_size)
     heading = torch.cumsum(rates, -1) + 2 * math.pi * draws[_HEADING]
@@ -126,3 +136,21 @@ def _waves(draw, num_frames, periods):
     time = torch.arange(num_frames, dtype=torch.float64, device=draw.device)
     period = periods[0] * (periods[1] / periods[0]) ** draw[..., 2, None]
     return torch.sin(2 * math.pi * (time / period + draw[..., 1, None]))
+
+
+def slowed(T: torch.Tensor, num_frames: int) -> torch.Tensor:
+    """
+    Return poses (B, S, 4, 4) resampled to num_frames along the same way, ends included.
+
+    Catmull-Rom splines through the matrices; rotations are the nearest to the interpolated ones.
+    """
+    last = T.shape[1] - 1
+    at = torch.linspace(0, last, num_frames, dtype=T.dtype, device=T.device)
+    segment = at.long().clamp(max=last - 1)
+    f = (at - segment)[:, None, None]
+    a, b, c, d = (T[:, (segment + step).clamp(0, last)] for step in (-1, 0, 1, 2))
+    slope, bend = c - a, 2 * a - 5 * b + 4 * c - d
+    result = b + 0.5 * f * (slope + f * (bend + f * (3 * (b - c) + d - a)))
+    U, _, Vt = torch.linalg.svd(result[..., :3, :3])
+    result[..., :3, :3] = U @ Vt
+    return result

@@ -2,7 +2,7 @@ from dataclasses import replace
 import io
 import math
 
-from lingbot_map.room_paths import camera_paths
+from lingbot_map.room_paths import camera_paths, slowed
 from lingbot_map.room_rendering import render_rooms
 from lingbot_map.room_statistics import clip_quantities, Quantity
 from lingbot_map.rooms import build_rooms
@@ -45,7 +45,7 @@ def world_points(clip, room, frame):
     """Unproject by the text of the specification: integer pixels, z-depth, camera to world."""
     K, T = (array[room, frame].double().numpy() for array in (clip.K, clip.T_world_cam))
     depth = clip.depth[room, frame].double().numpy()
-    v, u = np.mgrid[:depth.shape[0], :depth.shape[1]]
+    v, u = np.mgrid[: depth.shape[0], : depth.shape[1]]
     points = np.stack(((u - K[0, 2]) / K[0, 0], (v - K[1, 2]) / K[1, 1], np.ones_like(depth)), -1)
     return (points * depth[..., None]) @ T[:3, :3].T + T[:3, 3]
 
@@ -61,8 +61,11 @@ def sample(planes, uv):
     """Look planes (C, H, W) up at pixels (N, 2), bilinear."""
     height, width = planes.shape[-2:]
     grid = torch.from_numpy(uv / (width - 1, height - 1) * 2 - 1).float()[None, None]
-    return torch.nn.functional.grid_sample(
-        planes.float()[None], grid, align_corners=True)[0, :, 0].T.double().numpy()
+    return (
+        torch.nn.functional.grid_sample(planes.float()[None], grid, align_corners=True)[0, :, 0]
+        .T.double()
+        .numpy()
+    )
 
 
 def seen_again(clip, room, first, second):
@@ -207,19 +210,25 @@ def test_rooms_of_the_test_set_stay_as_they_were():
     clips = render_clips([10_000, 10_031], replace(TEST_CONFIG, width=42, height=31), 'cpu')
     ends = clips.T_world_cam[:, -1, :3, 3]
     np.testing.assert_allclose(
-        ends, [[-0.68701, 0.62485, 1.55195], [-1.11622, 1.79052, 1.40659]], atol=1e-4)
+        ends, [[-0.68701, 0.62485, 1.55195], [-1.11622, 1.79052, 1.40659]], atol=1e-4
+    )
     np.testing.assert_allclose(clips.K[:, 0, 0, 0], [24.02489, 25.14111], atol=1e-4)
     np.testing.assert_allclose(clips.depth.mean((1, 2, 3)), [2.51446, 2.67889], atol=1e-3)
-    np.testing.assert_allclose(clips.rgb.float().mean((1, 3, 4)), [
-        [119.17, 122.49, 112.12], [106.35, 120.11, 113.39]], atol=0.3)
+    np.testing.assert_allclose(
+        clips.rgb.float().mean((1, 3, 4)),
+        [[119.17, 122.49, 112.12], [106.35, 120.11, 113.39]],
+        atol=0.3,
+    )
 
 
 def test_statistics_notice_a_violation(monkeypatch, capsys):
     assert not Quantity('x', 'm', torch.tensor([1.0, math.nan]), 0.0, 2.0).kept
     assert not Quantity('x', 'm', torch.tensor([1.0, 2.1]), 0.0, 2.0).kept
     monkeypatch.setattr('lingbot_map.synthetic.TEST_SEEDS', range(10_000, 10_002))
-    monkeypatch.setattr('lingbot_map.synthetic.TEST_CONFIG',
-                        RoomConfig(width=32, height=24, mean_step=(0.03, 0.04)))
+    monkeypatch.setattr(
+        'lingbot_map.synthetic.TEST_CONFIG',
+        RoomConfig(width=32, height=24, mean_step=(0.03, 0.04)),
+    )
     assert main(['--statistics']) == 1
     assert 'path length, mean step' in capsys.readouterr().err
 
@@ -240,7 +249,10 @@ def test_bag_holds_the_clip(clip, tmp_path):
             message = reader.deserialize(raw, connection.msgtype)
             messages[connection.topic].append((stamp_ns, message))
     assert {topic: len(found) for topic, found in messages.items()} == {
-        '/camera/image/compressed': 12, '/camera/camera_info': 12, '/ground_truth': 12}
+        '/camera/image/compressed': 12,
+        '/camera/camera_info': 12,
+        '/ground_truth': 12,
+    }
     for topic, found in messages.items():
         stamps = [m.header.stamp.sec * 10**9 + m.header.stamp.nanosec for _, m in found]
         assert stamps == [stamp_ns for stamp_ns, _ in found], topic
@@ -262,8 +274,11 @@ def test_bag_holds_the_clip(clip, tmp_path):
 
 def rotated_z(q):
     """Return where a quaternion message turns the z axis."""
-    return (2 * (q.x * q.z + q.w * q.y), 2 * (q.y * q.z - q.w * q.x),
-            1 - 2 * (q.x * q.x + q.y * q.y))
+    return (
+        2 * (q.x * q.z + q.w * q.y),
+        2 * (q.y * q.z - q.w * q.x),
+        1 - 2 * (q.x * q.x + q.y * q.y),
+    )
 
 
 def test_bag_that_cannot_be_written_is_one_line(clip, tmp_path, monkeypatch, capsys):
@@ -278,12 +293,23 @@ def test_bag_that_cannot_be_written_is_one_line(clip, tmp_path, monkeypatch, cap
     assert 'pip install rosbags' in capsys.readouterr().err
 
 
+def test_slowed_way_passes_through_the_poses_it_is_made_of():
+    T = build_rooms(SEEDS, SMALL, torch.device('cpu')).T_world_cam
+    fine = slowed(T, 3 * (T.shape[1] - 1) + 1)
+    torch.testing.assert_close(fine[:, ::3], T)
+    R = fine[..., :3, :3]
+    torch.testing.assert_close(R @ R.mT, torch.eye(3, dtype=T.dtype).expand_as(R))
+    steps = fine[..., :3, 3].diff(dim=1).norm(dim=-1)
+    assert steps.max() < 2 * T[..., :3, 3].diff(dim=1).norm(dim=-1).max() / 3
+
+
 def test_programs_write_bag_and_preview(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr('lingbot_map.synthetic.SAMPLE_CONFIG', replace(SMALL, num_frames=2))
+    monkeypatch.setattr('lingbot_map.synthetic.SAMPLE_FRAMES', 4)
     monkeypatch.setattr('lingbot_map.synthetic.TEST_CONFIG', replace(SMALL, num_frames=8))
     monkeypatch.setattr('lingbot_map.synthetic.TEST_SEEDS', range(10_000, 10_003))
     assert main(['--bag', str(tmp_path / 'room'), '--preview', str(tmp_path / 'test.png')]) == 0
-    assert '2 frames' in capsys.readouterr().out
+    assert '4 frames' in capsys.readouterr().out
     assert Image.open(tmp_path / 'test.png').size == (8 * 84, 3 * 63)
     names = sorted(path.name for path in tmp_path.rglob('*') if path.is_file())
     assert names == ['metadata.yaml', 'room.mcap', 'test.png']
@@ -291,8 +317,9 @@ def test_programs_write_bag_and_preview(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA GPU')
 def test_gpu_renders_what_the_cpu_renders(clip):
-    gpu = Clip(**{name: value.cpu() for name, value in vars(
-        render_clips(SEEDS, SMALL, 'cuda')).items()})
+    gpu = Clip(
+        **{name: value.cpu() for name, value in vars(render_clips(SEEDS, SMALL, 'cuda')).items()}
+    )
     torch.testing.assert_close(gpu.T_world_cam, clip.T_world_cam)
     assert ((gpu.depth - clip.depth).abs() < 1e-4).float().mean() > 0.999
     assert ((gpu.rgb.int() - clip.rgb.int()).abs() <= 2).float().mean() > 0.99
