@@ -77,6 +77,19 @@ class Player(Node):
                     'ROS_DOMAIN_ID, or remap with --ros-args -r __ns:=/replay'
                 )
 
+    def wait_for_node(self) -> None:
+        """Wait until player and node have found each other; what is sent before can be lost."""
+        topic = self._target.resolve_topic_name
+        outputs = [topic(name) for name in ('~/odometry', '~/processed')]
+        self._wait(
+            lambda: (
+                self._image_pub.get_subscription_count()
+                and self._target.count_publishers(topic('image'))
+                and all(self.count_publishers(name) for name in outputs)
+                and all(self._target.count_subscribers(name) for name in outputs)
+            )
+        )
+
     def send(self, stamp_ns: int, rgb: np.ndarray) -> None:
         """Publish a picture (H, W, 3) uint8 as rgb8."""
         height, width = rgb.shape[:2]

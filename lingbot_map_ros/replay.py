@@ -169,6 +169,7 @@ def _replay(job: Job, args: argparse.Namespace) -> int:
             settings = {p.name: p.value for p in node.get_parameters(PARAMETERS)}
             player = Player(node, args.frame_id or job.source.frame_id)
             with _spinning(player, SingleThreadedExecutor()):
+                player.wait_for_node()
                 player.check_alone()
                 interrupted = _play(player, job)
                 player.flush()

@@ -19,6 +19,7 @@ from lingbot_map_ros.player import Player
 import numpy as np
 
 _TRUTH_TOLERANCE_NS = 20_000_000
+_ON_THE_WAY = 'on_the_way'  # sent, never received by the node
 _PACKAGES = ('lingbot_map_ros', 'torch', 'numpy', 'rclpy')
 
 
@@ -66,7 +67,7 @@ class Summary:
     frames_sent: int
     frames_out: int
     lost: int  # sent, without the pose that was to be expected
-    dropped: dict[str, int]  # by the node, by reason
+    dropped: dict[str, int]  # by the node, by reason, and on the way to it
     skipped: int  # left out of the source, since their stamps do not increase
     latency_ms: dict[str, float]  # from sending an image to hearing its odometry
     rate_hz: float
@@ -115,7 +116,7 @@ def compare(stamps_ns: list[int], T_map_cam: np.ndarray, truth: PoseTrack) -> Co
 def summarize(
     player: Player, source: Source, comparisons: Comparisons, settings: dict[str, object]
 ) -> Summary:
-    """Return the figures of a replay; images that a newer one replaced are lost if lossless."""
+    """Return the figures of a replay; if lossless, images that a newer one replaced are lost."""
     dropped = {
         key.removeprefix('dropped.'): count
         for key, count in player.node_counts.items()
@@ -124,7 +125,10 @@ def summarize(
     heard = [stamp for stamp in player.heard if stamp in player.sent]
     expected = len(player.sent)
     if settings['queue'] == 'latest':
-        expected -= dropped.get(SUPERSEDED, 0)
+        on_the_way = expected - player.node_counts['images_in']
+        if on_the_way > 0:  # best effort, and the middleware keeps the newest one only
+            dropped[_ON_THE_WAY] = on_the_way
+        expected -= dropped.get(SUPERSEDED, 0) + dropped.get(_ON_THE_WAY, 0)
     return Summary(
         frames_sent=len(player.sent),
         frames_out=len(heard),
