@@ -41,9 +41,8 @@ class Trajectory:
         moves = moves[len(moves) - len(self.newest) :]
         # Whatever body the messages speak of, it turns as before and moves with the camera. New
         # messages: the old ones may be on their way out.
-        self.newest.extend(
-            [_moved(message, move) for message, move in zip(self.newest, moves, strict=True)]
-        )
+        moved = [_moved(message, move) for message, move in zip(self.newest, moves, strict=True)]
+        self.newest = deque(moved, self.newest.maxlen)
 
     def export(self) -> tuple[list[int], list[np.ndarray]]:
         """Return stamps [ns] and poses (4, 4) of all frames."""
