@@ -9,6 +9,7 @@ import time
 from diagnostic_msgs.msg import DiagnosticArray
 from lingbot_map.geometry import quaternion_to_matrix, rigid
 from lingbot_map.points import POINT_DTYPE
+from lingbot_map_ros.frames import FrameTree, NoTransform
 from lingbot_map_ros.ledger import to_ns, to_stamp
 from lingbot_map_ros.node import LingbotMapNode
 from nav_msgs.msg import Odometry, Path
@@ -46,12 +47,16 @@ class Player(Node):
         super().__init__('lingbot_map_player', use_global_arguments=False)
         self.sent: dict[int, float] = {}
         self.heard: dict[int, float] = {}
-        self.transforms: set[int] = set()  # stamps of map -> camera
+        self.transforms: set[int] = set()  # stamps of what is placed in the map
         self.clouds = self.cloud_points = self.path_poses = 0
         self.node_counts: dict[str, int] = {}  # images in, out and dropped, from /diagnostics
         self._target = target
         self._frame_id = frame_id
         self._rows: dict[int, list[float]] = {}  # stamp -> position, quaternion xyzw
+        self._bodies: dict[int, str] = {}  # stamp -> frame id of what is there
+        self._map_frame = target.get_parameter('map_frame').value
+        self._is_rescaled = target.get_parameter('scale_source').value == 'odometry'
+        self._tree = FrameTree(self, self._map_frame)
         self._acknowledged: set[int] = set()
         self._changed = threading.Condition()
         topic = target.resolve_topic_name
@@ -150,11 +155,31 @@ class Player(Node):
         return np.frombuffer(clouds[0].data, POINT_DTYPE)
 
     def trajectory(self) -> tuple[list[int], np.ndarray]:
-        """Return stamps [ns], ascending, and T_map_cam (N, 4, 4) of all poses heard."""
+        """
+        Return stamps [ns], ascending, and T_map_cam (N, 4, 4) of all poses heard.
+
+        PlayerError: it is unknown where on its robot the camera is.
+        """
         stamps = sorted(self._rows)
         rows = torch.tensor([self._rows[stamp] for stamp in stamps], dtype=torch.float64)
         rows = rows.reshape(-1, 7)
-        return stamps, rigid(quaternion_to_matrix(rows[:, 3:]), rows[:, :3]).numpy()
+        T_map_body = rigid(quaternion_to_matrix(rows[:, 3:]), rows[:, :3]).numpy()
+        mounts = {body: self._mount(body) for body in set(self._bodies.values())}
+        T_body_cam = [mounts[self._bodies[stamp]] for stamp in stamps]
+        T_map_cam = T_map_body @ np.array(T_body_cam).reshape(-1, 4, 4)
+        if self._is_rescaled:  # what was heard before the scale was found is in another unit
+            kept = dict(zip(*self._target.pipeline.outputs.trajectory.export(), strict=True))
+            T_map_cam = np.array([kept.get(s, T) for s, T in zip(stamps, T_map_cam, strict=True)])
+        return stamps, T_map_cam.reshape(-1, 4, 4)
+
+    def _mount(self, body: str) -> np.ndarray:
+        """Return T_body_cam (4, 4): odometry is that of the robot in some modes of TF."""
+        if body == self._frame_id:
+            return np.eye(4)
+        try:
+            return self._tree.mount(body, self._frame_id)
+        except NoTransform as error:
+            raise PlayerError(f'the path of the camera is unknown: {error}') from error
 
     def _wait(self, is_done) -> None:
         with self._changed:
@@ -177,13 +202,14 @@ class Player(Node):
         with self._changed:
             self.heard[stamp_ns] = time.monotonic()
             self._rows[stamp_ns] = [p.x, p.y, p.z, q.x, q.y, q.z, q.w]
+            self._bodies[stamp_ns] = message.child_frame_id
             self._changed.notify_all()
 
     def _on_tf(self, message: TFMessage) -> None:
         self.transforms |= {
             to_ns(transform.header.stamp)
             for transform in message.transforms
-            if transform.child_frame_id == self._frame_id
+            if transform.header.frame_id == self._map_frame
         }
 
     def _on_points(self, message: PointCloud2) -> None:

@@ -11,6 +11,7 @@ import time
 
 from bag_writer import odometry, raw_image, write_bag
 from fake_engine import DEPTH, FakeEngine, straight, turned
+from geometry_msgs.msg import Quaternion, TransformStamped, Vector3
 from lingbot_map_ros import replay
 from lingbot_map_ros.node import LingbotMapNode
 from lingbot_map_ros.player import Player
@@ -20,6 +21,7 @@ from plyfile import PlyData
 import pytest
 import rclpy
 from sensor_msgs.msg import Image as ImageMessage
+from tf2_ros import StaticTransformBroadcaster
 import yaml
 
 SECOND = 10**9
@@ -100,6 +102,35 @@ def test_trajectory_is_the_optical_frame_in_the_map(folder, params, tmp_path, fa
     code, summary, poses = run(folder(12), tmp_path, '--params', params())
     assert code == 0 and summary['frames_out'] == 12
     np.testing.assert_allclose(poses[:, 1:4], np.outer(np.arange(12), (1, 0, 0)), atol=1e-6)
+    np.testing.assert_allclose(poses[:, 4:] * np.sign(poses[:, 5:6]), [TURN_XYZW] * 12, atol=1e-6)
+
+
+@pytest.fixture
+def mount():
+    """Publish on /tf_static, from a process of its own as it were, where the camera is mounted."""
+    context = rclpy.Context()
+    rclpy.init(context=context)
+    node = rclpy.create_node('robot_state_publisher', context=context)
+    where = TransformStamped(child_frame_id='camera_optical_frame')
+    where.header.frame_id = 'base_link'
+    where.transform.translation = Vector3(x=0.3, y=0.0, z=1.0)
+    x, y, z, w = TURN_XYZW
+    where.transform.rotation = Quaternion(x=x, y=y, z=z, w=w)
+    StaticTransformBroadcaster(node).sendTransform(where)
+    yield
+    node.destroy_node()
+    rclpy.shutdown(context=context)
+
+
+def test_trajectory_is_the_cameras_also_if_odometry_is_the_robots(
+    folder, params, tmp_path, fake_engine, mount
+):
+    fake_engine(before_push=lambda _: time.sleep(0.05))
+    options = params(tf_mode='map_to_base', scale=2.0, num_scale_frames=4)
+    code, summary, poses = run(folder(12), tmp_path, '--params', options)
+    assert code == 0 and summary['frames_out'] == summary['heard']['transforms'] == 12
+    expected = np.outer(np.arange(12), (2, 0, 0)) + (0.3, 0, 1.0)
+    np.testing.assert_allclose(poses[:, 1:4], expected, atol=1e-6)
     np.testing.assert_allclose(poses[:, 4:] * np.sign(poses[:, 5:6]), [TURN_XYZW] * 12, atol=1e-6)
 
 
