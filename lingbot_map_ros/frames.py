@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from geometry_msgs.msg import Transform
 from lingbot_map.map_frame import rotation_matrix
+from lingbot_map_ros.ledger import to_ns
 import numpy as np
-from rclpy.clock import JumpThreshold
-from rclpy.duration import Duration
 from rclpy.time import Time
 from tf2_msgs.msg import TFMessage
 from tf2_ros import Buffer, TransformException, TransformListener
+
+_JUMP_NS = 1_000_000_000  # stamps of one frame that go back by more
 
 
 class NoTransform(LookupError):
@@ -20,29 +21,25 @@ class FrameTree:
     """
     Knows where frames are, and which have a parent other than the map; usable from any thread.
 
-    A jump back of the node's clock forgets all that moves.
+    Stamps that jump back, as when a bag starts again, have all that moves forgotten. With
+    `only_static` nothing moves.
     """
 
-    def __init__(self, node, map_frame: str):
+    def __init__(self, node, map_frame: str, only_static: bool = False):
         self.parents: dict[str, str] = {}  # child -> parent
         self._static_parents: dict[str, str] = {}
         self._map_frame = map_frame
         self._buffer = Buffer()
-        self._listener = _Listener(self._buffer, node, self._note)
-        backwards = JumpThreshold(
-            min_forward=None, min_backward=Duration(seconds=-1), on_clock_change=True
-        )
-        self._jump_handle = node.get_clock().create_jump_callback(
-            backwards, post_callback=lambda _: self.clear()
-        )
+        self._newest_ns: dict[str, int] = {}  # by child
+        self._listener = _Listener(self._buffer, node, self._clear_after_jump, self._note)
+        if only_static:  # /tf may be busy
+            node.destroy_subscription(self._listener.tf_sub)
 
     def close(self) -> None:
         self._listener.unregister()
-        self._jump_handle.unregister()
 
-    def clear(self) -> None:
-        """Forget all that moves: it is of another time."""
-        self._buffer.clear()
+    def forget_rivals(self) -> None:
+        """Forget who moves frames that should be ours: they may have stopped."""
         self.parents = dict(self._static_parents)
 
     def rival_parent(self, child: str) -> str:
@@ -70,6 +67,19 @@ class FrameTree:
             raise NoTransform(str(error).strip()) from error
         return matrix(found.transform)
 
+    def _clear_after_jump(self, message: TFMessage) -> None:
+        """Make room in the buffer for older times: it would refuse them."""
+        for told in message.transforms:
+            if told.header.frame_id == self._map_frame:
+                continue  # perhaps our own, which follow those of the others
+            stamp_ns = to_ns(told.header.stamp)
+            if stamp_ns < self._newest_ns.get(told.child_frame_id, 0) - _JUMP_NS:
+                self._buffer.clear()
+                self._newest_ns.clear()
+                self.forget_rivals()
+            newest_ns = self._newest_ns.get(told.child_frame_id, 0)
+            self._newest_ns[told.child_frame_id] = max(newest_ns, stamp_ns)
+
     def _note(self, message: TFMessage, is_static: bool) -> None:
         for told in message.transforms:
             child, parent = told.child_frame_id.lstrip('/'), told.header.frame_id.lstrip('/')
@@ -81,13 +91,14 @@ class FrameTree:
 
 
 class _Listener(TransformListener):
-    """Passes on what it hears, once it is in the buffer."""
+    """Passes on what it hears, before and after it is in the buffer."""
 
-    def __init__(self, buffer: Buffer, node, note):
-        self._note = note
+    def __init__(self, buffer: Buffer, node, prepare, note):
+        self._prepare, self._note = prepare, note
         super().__init__(buffer, node)
 
     def callback(self, data: TFMessage) -> None:
+        self._prepare(data)
         super().callback(data)
         self._note(data, is_static=False)
 

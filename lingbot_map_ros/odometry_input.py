@@ -16,6 +16,7 @@ from rclpy.qos_overriding_options import QoSOverridingOptions
 TOPIC = 'odom'
 _DEPTH = 50
 _KEPT_NS = 60_000_000_000
+_JUMP_NS = 1_000_000_000  # stamps that go back by more are of another pass
 _MAX_GAP_NS = 500_000_000  # between two messages that are interpolated
 
 
@@ -26,7 +27,8 @@ class OdometryInput:
         self._node = node
         self._lock = threading.Lock()
         self.child_frame = ''
-        self.clear()
+        self._stamps_ns: list[int] = []
+        self._rows: list[np.ndarray] = []  # position, quaternion xyzw
         self._subscription = node.create_subscription(
             Odometry,
             TOPIC,
@@ -40,12 +42,6 @@ class OdometryInput:
     def close(self) -> None:
         self._node.destroy_subscription(self._subscription)
 
-    def clear(self) -> None:
-        """Forget all: time has jumped."""
-        with self._lock:
-            self._stamps_ns: list[int] = []
-            self._rows: list[np.ndarray] = []  # position, quaternion xyzw
-
     @property
     def newest_ns(self) -> int:
         """Return the stamp of the newest message; 0: none has come."""
@@ -53,7 +49,11 @@ class OdometryInput:
             return self._stamps_ns[-1] if self._stamps_ns else 0
 
     def hear(self, message: Odometry) -> None:
-        """Take a message, unless it is older than one before or holds no pose."""
+        """
+        Take a message, unless it is a little older than one before, or holds no pose.
+
+        After one that is much older, a new pass has begun.
+        """
         stamp_ns = to_ns(message.header.stamp)
         p, q = message.pose.pose.position, message.pose.pose.orientation
         row = np.array([p.x, p.y, p.z, q.x, q.y, q.z, q.w])
@@ -61,7 +61,7 @@ class OdometryInput:
             return
         with self._lock:
             if self._stamps_ns and stamp_ns <= self._stamps_ns[-1]:
-                if self._stamps_ns[-1] - stamp_ns < _KEPT_NS:
+                if self._stamps_ns[-1] - stamp_ns <= _JUMP_NS:
                     return
                 self._stamps_ns, self._rows = [], []
             self.child_frame = message.child_frame_id.lstrip('/')

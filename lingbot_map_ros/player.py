@@ -56,7 +56,7 @@ class Player(Node):
         self._bodies: dict[int, str] = {}  # stamp -> frame id of what is there
         self._map_frame = target.get_parameter('map_frame').value
         self._is_rescaled = target.get_parameter('scale_source').value == 'odometry'
-        self._tree = FrameTree(self, self._map_frame)
+        self._tree = FrameTree(self, self._map_frame, only_static=True)
         self._acknowledged: set[int] = set()
         self._changed = threading.Condition()
         topic = target.resolve_topic_name

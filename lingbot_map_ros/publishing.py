@@ -60,7 +60,7 @@ class Outputs:
         self._map_changed = self._map_sent = False
         self._map_stamp = Time()
         self._node = node
-        self.tree = FrameTree(node, params.map_frame)
+        self.tree = FrameTree(node, params.map_frame, only_static=params.tf_mode == 'off')
         uses_odometry = params.scale_source == 'odometry'
         self.odometry_input = OdometryInput(node) if uses_odometry else None
         self._create_publishers()
@@ -113,11 +113,9 @@ class Outputs:
         self.tree.close()
 
     def start_new_map(self) -> int:
-        """Forget path, map, and what moved when; return the number of the new epoch."""
+        """Forget path and map; return the number of the new epoch."""
         with self.lock, self.map_lock:  # in this order everywhere
-            self.tree.clear()
-            if self.odometry_input is not None:
-                self.odometry_input.clear()
+            self.tree.forget_rivals()
             if self.transform is not None:
                 self.transform.forget()
             self.epoch += 1

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import rclpy
 from rclpy.lifecycle import TransitionCallbackReturn
+from rosgraph_msgs.msg import Clock
 from tf2_ros import StaticTransformBroadcaster, TransformBroadcaster
 
 OPTICAL = (-0.5, 0.5, -0.5, 0.5)  # x right, y down, z forward in x forward, y left, z up
@@ -56,10 +57,10 @@ class Robot:
     def move(self, time_s, x, parent='odom', child='base_link'):
         self._moving.sendTransform(told(parent, child, time_s, (x, 0.0, 0.0)))
 
-    def drive(self, speed, until_s):
-        """Tell odometry at 0 s and at the end: what is between must be interpolated."""
+    def drive(self, speed, until_s, since_s=0.0):
+        """Tell odometry at begin and end: what is between must be interpolated."""
         self._rig.wait(lambda: self._moving.pub_tf.get_subscription_count() == 2)
-        self.move(0.0, 0.0)
+        self.move(since_s, speed * since_s)
         self.move(until_s, speed * until_s)
 
 
@@ -172,6 +173,43 @@ def test_nothing_of_the_old_map_is_sent_after_a_reset():
         rig.send(3.0)
         wait_for_x(rig, -3)
         assert stamp_ns(sent(rig)[count]) > newest_ns
+
+
+def test_stamps_follow_simulated_time_also_back():
+    with running(tf_mode='map_to_odom', use_sim_time=True, **METRES) as rig:
+        clock = rig.publisher(Clock, '/clock')
+        now_s = 0.0
+
+        def play_until(is_true, begin_s=None):
+            nonlocal now_s
+            now_s = now_s if begin_s is None else begin_s
+
+            def tick():
+                nonlocal now_s
+                now_s += 0.05
+                clock.publish(Clock(clock=to_time(now_s)))
+                return is_true()
+
+            rig.wait(tick)
+
+        play_until(lambda: rig.node.get_clock().now().nanoseconds > 100 * 10**9, 100.0)
+        robot = Robot(rig)
+        robot.mount()
+        robot.drive(speed=1.0, until_s=105.0, since_s=99.0)
+        rig.send(100.0)
+        play_until(lambda: len(sent(rig)) >= 3)
+        assert all(100 < stamp_ns(t) / 1e9 < now_s + 0.3 for t in sent(rig))
+        ahead_s = stamp_ns(sent(rig)[-1]) / 1e9
+        play_until(lambda: rig.node.get_clock().now().nanoseconds < 60 * 10**9, 50.0)
+        assert stamp_ns(sent(rig)[-1]) / 1e9 >= ahead_s  # nothing of the pass before
+        count = len(sent(rig))
+        robot.drive(speed=2.0, until_s=55.0, since_s=49.0)
+        rig.send(51.0)  # starts a new map
+        play_until(lambda: len(sent(rig)) >= count + 3)
+        back = [t for t in sent(rig) if stamp_ns(t) < 90 * 10**9]
+        assert len(back) >= 3
+        assert all(np.diff([stamp_ns(t) for t in back]) > 0)
+        assert back[-1].transform.translation.x == pytest.approx(-2 * 51.0, abs=1e-6)
 
 
 def test_map_to_base_starts_at_identity_and_outputs_are_of_the_robot(tmp_path):

@@ -206,6 +206,7 @@ def test_tf_can_be_switched_off():
         rig.wait_for('odometry', 1)
         assert not rig.heard['tf']
         assert rig.probe.count_publishers('/tf') == 0
+        assert rig.node.count_subscribers('/tf') == 1  # that of the probe
 
 
 def test_odometry_is_as_uncertain_as_its_depth_and_the_twist_is_unknown():
