@@ -78,15 +78,17 @@ def resize_on_device(rgb: Tensor, mapping: PixelMap) -> Tensor:
     """
     Return the network's pixels (3, h, w) uint8 of an image (H, W, 3) on the same device.
 
-    Within 2/255 of `resize_pillow`, which rounds once more between its two passes.
+    Width first, then height, rounded after each as Pillow does: next to no value of
+    `resize_pillow` differs, and by 1 where it does.
     """
     width, height = mapping.network_size
-    full = (round(mapping.original_size[1] * mapping.scale_y), width)
-    image = rgb.permute(2, 0, 1)
-    if full != tuple(image.shape[1:]):
-        image = F.interpolate(image[None].float(), size=full, mode='bicubic', antialias=True)[0]
-        image = image.round().clamp(0, 255).byte()
-    return image[:, mapping.crop_y : mapping.crop_y + height]
+    full_height = round(mapping.original_size[1] * mapping.scale_y)
+    image = rgb.permute(2, 0, 1)[None]
+    for size in ((image.shape[2], width), (full_height, width)):
+        if size != tuple(image.shape[2:]):
+            image = F.interpolate(image.float(), size=size, mode='bicubic', antialias=True)
+            image = image.round().clamp(0, 255).byte()
+    return image[0, :, mapping.crop_y : mapping.crop_y + height]
 
 
 def load_images(paths: Sequence, mode: str = 'crop', target: int = 518, patch: int = 14) -> Tensor:
