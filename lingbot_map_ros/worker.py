@@ -14,6 +14,7 @@ from lingbot_map.raw_images import UnsupportedImage
 from lingbot_map.view import View
 from lingbot_map_ros.backend import network_width
 from lingbot_map_ros.delivery import Delivery
+from lingbot_map_ros.heap import keep_freed_memory
 from lingbot_map_ros.image_input import ImageInput
 from lingbot_map_ros.inbox import Inbox
 from lingbot_map_ros.ledger import (
@@ -122,6 +123,7 @@ class Worker:
         width = network_width(params)
         upright = params.image_rotation % 180 == 0
         self._warm_up(width * 3 // 4 if upright else width * 4 // 3, width)  # most cameras: 4:3
+        keep_freed_memory()  # from now on: what loading leaves goes back
         if not self._stopping:
             self._loaded.set_result(None)
 
