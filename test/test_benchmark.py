@@ -1,33 +1,27 @@
-"""The benchmark of the node runs and prints every measurement."""
+"""The benchmark prints what it measured, and says what is wrong with an argument."""
 
-import subprocess
-import sys
+from lingbot_map.benchmark import main
+import pytest
 
-
-def test_it_prints_each_cost_beside_a_plain_copy():
-    command = [sys.executable, '-m', 'lingbot_map_ros.benchmark', '--frames', '10']
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert ran.returncode == 0, ran.stderr
-    rows = [line for line in ran.stdout.splitlines() if not line.startswith('[ms]')]
-    names = [line[:42].strip() for line in rows]
-    copy = 'plain copy of its bytes'
-    assert names == [
-        'image 640x480 to odometry and TF',
-        copy,
-        'cloud 518x392 on the publisher thread',
-        copy,
-        'building a cloud of 1 M points',
-        copy,
-        'serialising it',
-    ]
-    for row in rows:
-        median, p95, thread = map(float, row[42:].split()[:3])
-        assert 0 < median <= p95
-        assert thread > 0
+SMALL = ['--model', 'tiny', '--image-width', '84', '--image-height', '56', '--frames', '6',
+         '--num-scale-frames', '2', '--sliding-window', '2', '--device', 'cpu']  # fmt: skip
 
 
-def test_too_few_frames_are_refused():
-    command = [sys.executable, '-m', 'lingbot_map_ros.benchmark', '--frames', '3']
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert ran.returncode == 2
-    assert '--frames is 3' in ran.stderr
+@pytest.mark.parametrize('weights', ['random', 'recipe'])
+def test_prints_the_figures(capsys, weights):
+    assert main([*SMALL, '--weights', weights]) == 0
+    out = capsys.readouterr().out
+    assert f'tiny model, {weights} weights, 84x56' in out
+    for name in ('scale batch of 2', 'frame p50', 'frame p99', 'last fifth'):
+        assert name in out
+
+
+@pytest.mark.parametrize(('arguments', 'part'), [
+    (['--weights', '/nowhere.pt'], "'/nowhere.pt' is not a file"),
+    (['--image-width', '85'], 'multiple of the patch size'),
+    (['--device', 'abacus'], 'abacus')])  # fmt: skip
+def test_wrong_arguments_are_one_line(capsys, arguments, part):
+    assert main([*SMALL, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert part in error
+    assert 'Traceback' not in error
