@@ -7,9 +7,11 @@ from ROS 2 Jazzy where an old bag has none.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 import struct
+from types import SimpleNamespace
 
 from lingbot_map.compressed_images import compressed_to_rgb
 from lingbot_map.raw_images import to_rgb, UnsupportedImage
@@ -17,6 +19,7 @@ from lingbot_map.sources import BAG_SUFFIXES, DEFAULT_FRAME_ID, Source, SourceEr
 import numpy as np
 
 IMAGE_TYPES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
+_INFO_TYPE = 'sensor_msgs/msg/CameraInfo'
 
 
 class BagSource(Source):
@@ -118,6 +121,31 @@ def reading(path: Path):
     except damage as error:
         reason = ' '.join(str(error).split()) or type(error).__name__
         raise SourceError(f"'{path}' is cut short or damaged, or not a bag: {reason}") from None
+
+
+def read_camera_info(path: Path, image_topic: str, topic: str = ''):
+    """
+    Return the first sensor_msgs/CameraInfo of `topic`; '' takes the one beside the images, if any.
+
+    ROS 1 has capital names in it: they are made those of ROS 2. Raises SourceError for a topic
+    that has none.
+    """
+    with reading(path) as reader:
+        infos = [
+            (t, kind) for t, kind, count in topic_counts(reader) if kind == _INFO_TYPE and count
+        ]
+        if not topic:
+            namespace = image_topic.removesuffix('/compressed').rpartition('/')[0]
+            topic = f'{namespace}/camera_info'
+            if topic not in dict(infos):
+                return None
+        if absolute(topic) not in dict(infos):
+            raise SourceError(
+                f"'{path}' has no camera_info on '{absolute(topic)}'; "
+                f'such topics: {listing(infos)}'
+            )
+        _, info = next(messages(reader, absolute(topic)))
+    return SimpleNamespace(**{f.name.lower(): getattr(info, f.name) for f in fields(info)})
 
 
 def _complete_types(reader) -> None:

@@ -12,9 +12,13 @@ import os
 import resource
 import time
 
+from lingbot_map.camera_model import Camera
 from lingbot_map.engine import FrameResult, StreamEngine
+from lingbot_map.image_mask import ImageMask
 from lingbot_map.map_frame import MapFrame
 from lingbot_map.sources import SourceError
+from lingbot_map.turning import turn_picture, turn_rotation
+from lingbot_map.view import View
 import numpy as np
 import torch
 
@@ -26,9 +30,32 @@ class PlacedFrame:
     """One picture with its result and its place in the map."""
 
     stamp_ns: int
-    rgb: np.ndarray  # (H, W, 3) uint8, as recorded
+    rgb: np.ndarray  # (H, W, 3) uint8, rectified
     result: FrameResult
     T_map_cam: np.ndarray  # (4, 4) float64, map units
+
+
+@dataclass(frozen=True)
+class Viewing:
+    """How pictures are prepared for the network; see `View`."""
+
+    camera: Camera | None = None
+    mask: ImageMask | None = None
+    degrees: int = 0  # clockwise, to make the pictures of a camera mounted sideways upright
+    replace_intrinsics: bool = False
+
+    def view(self, size: tuple[int, int]) -> View:
+        """Return the view of pictures of `size` (width, height); MaskError, SourceError."""
+        if self.camera is not None and self.camera.size != size:
+            raise SourceError(
+                f'camera_info is for images of {"x".join(map(str, self.camera.size))}, these are '
+                f'{"x".join(map(str, size))}: set camera_info to none'
+            )
+        seen = None if self.mask is None else self.mask.seen(*size)
+        return View(size, self.camera, seen, self.degrees, self.replace_intrinsics)
+
+
+DIRECT = Viewing()  # as the pictures are
 
 
 @dataclass(frozen=True)
@@ -40,7 +67,7 @@ class Run:
     is_keyframe: np.ndarray  # (N,) bool
     images: int  # that went in
     image_size: tuple[int, int]  # width, height
-    network_size: tuple[int, int]
+    windows: int  # one more than the memory was rolled over
 
 
 @dataclass(frozen=True)
@@ -58,17 +85,19 @@ def run_recording(
     engine: StreamEngine,
     pictures: Iterable[tuple[int, np.ndarray]],
     scale: float = 1.0,
+    viewing: Viewing = DIRECT,
     consumers: Sequence[Callable[[PlacedFrame], None]] = (),
 ) -> tuple[Run, Timing]:
     """
     Stream (stamp_ns, rgb) pairs, at least one, into a map of their own.
 
     `consumers` see each placed frame in order. A frame whose pose is not finite has no place and
-    is left out. Raises SourceError if the size of the pictures changes, StreamLimitError if they
-    are too many.
+    is left out. Raises SourceError if the size of the pictures changes or the engine has to start
+    a new map, MaskError if the mask does not fit.
     """
     started_s = time.perf_counter()
-    feed, frame, rows = _Feed(engine), MapFrame(scale), []
+    feed, rows = _Feed(engine, viewing), []
+    frame = MapFrame(scale, turn_rotation(viewing.degrees))
     for result in feed.results(pictures):
         stamp_ns, rgb = result.tag
         try:
@@ -77,14 +106,15 @@ def run_recording(
             continue
         rows.append((stamp_ns, T_map_cam, result.is_keyframe))
         for consume in consumers:
-            consume(PlacedFrame(stamp_ns, rgb, result, T_map_cam))
+            as_mounted = turn_picture(rgb, -viewing.degrees % 360)
+            consume(PlacedFrame(stamp_ns, as_mounted, result, T_map_cam))
     run = Run(
         [stamp_ns for stamp_ns, _, _ in rows],
         np.array([T for _, T, _ in rows]).reshape(-1, 4, 4),
         np.array([is_keyframe for *_, is_keyframe in rows], bool),
         feed.images,
         feed.size,
-        engine.network_size(*feed.size[::-1]),
+        engine.window + 1,
     )
     return run, feed.timing(time.perf_counter() - started_s)
 
@@ -92,10 +122,12 @@ def run_recording(
 class _Feed:
     """Pushes pictures and times the engine; the call that runs the scale batch is told apart."""
 
-    def __init__(self, engine: StreamEngine):
+    def __init__(self, engine: StreamEngine, viewing: Viewing):
         self.images = 0
         self.size: tuple[int, int] | None = None  # width, height
-        self._engine = engine
+        self._engine, self._viewing = engine, viewing
+        self._view: View | None = None
+        self._sequence = 0
         self._warm_up_s = self._scale_batch_ms = self._engine_s = 0.0
         self._frame_ms: list[float] = []
         self._initialized = False
@@ -104,7 +136,13 @@ class _Feed:
         for stamp_ns, rgb in pictures:
             self._check_size(stamp_ns, rgb)
             self.images += 1
-            yield from self._timed(self._engine.push, rgb, (stamp_ns, rgb))
+            prepared = self._view.prepare(rgb)
+            yield from self._timed(self._engine.push, prepared, (stamp_ns, prepared))
+            if self._engine.sequence != self._sequence:
+                raise SourceError(
+                    f'the map cannot go on at {stamp_ns * 1e-9:.3f} s, since the memory is full: '
+                    'raise max_keyframes or keyframe_interval'
+                )
         if self._engine.waiting:
             yield from self._timed(self._engine.flush)
 
@@ -112,8 +150,10 @@ class _Feed:
         height, width = rgb.shape[:2]
         if self.size is None:
             self.size = (width, height)
+            self._view = self._viewing.view(self.size)
             start = time.perf_counter()
-            self._engine.warm_up(height, width)
+            self._engine.warm_up(*self._view.upright_size[::-1])
+            self._sequence = self._engine.sequence
             self._warm_up_s = time.perf_counter() - start
         elif self.size != (width, height):
             raise SourceError(
@@ -131,7 +171,7 @@ class _Feed:
         else:
             self._scale_batch_ms += 1e3 * elapsed_s
             self._initialized = bool(results)
-        return results
+        return [self._view.restore(result) for result in results]
 
     def timing(self, total_s: float) -> Timing:
         return Timing(

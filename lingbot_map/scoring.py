@@ -6,6 +6,7 @@ the same poses give the same bytes.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from lingbot_map.ground_truth import PoseTrack
@@ -81,11 +82,11 @@ def score(matched: Matched, options: ScoreOptions) -> tuple[dict, list[str]]:
         for alignment in ALIGNMENTS
     }
     sim3 = errors['sim3']
-    relative = {'se3': _relative(matched.T, matched.T_true, options, notes), 'sim3': None}
+    relative = {'se3': _relative(matched.T, matched.T_true, options), 'sim3': None}
     if sim3 is not None:
         scaled = matched.T.copy()
         scaled[:, :3, 3] *= sim3.alignment.scale
-        relative['sim3'] = _relative(scaled, matched.T_true, options, notes)
+        relative['sim3'] = _relative(scaled, matched.T_true, options)
     length = path_length(true_positions)
     figures = {
         'path_length_m': length,
@@ -121,14 +122,15 @@ def _plain(error: Ate | None) -> dict | None:
     return None if error is None else asdict(error.error)
 
 
-def _relative(
-    T: np.ndarray, T_true: np.ndarray, options: ScoreOptions, notes: list[str]
-) -> dict[str, dict]:
+def _relative(T: np.ndarray, T_true: np.ndarray, options: ScoreOptions) -> dict[str, dict]:
+    """Return the relative errors by step; a step that the path does not hold is left out."""
+
     def measured(measure, steps):
-        results = {
-            f'{step:g}': _or_none(lambda s=step: measure(T, T_true, s), notes) for step in steps
-        }
-        return {step: asdict(result) for step, result in results.items() if result is not None}
+        results = {}
+        for step in steps:
+            with suppress(MetricsError):
+                results[f'{step:g}'] = asdict(measure(T, T_true, step))
+        return results
 
     return {
         'frames': measured(rpe, options.rpe_frames),

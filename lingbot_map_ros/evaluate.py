@@ -20,6 +20,7 @@ from lingbot_map.checkpoint import CheckpointError
 from lingbot_map.engine import StreamLimitError
 from lingbot_map.evaluation import deterministic_kernels
 from lingbot_map.ground_truth import NO_TRUTH
+from lingbot_map.image_mask import MaskError
 from lingbot_map.metrics import MetricsError
 from lingbot_map.sources import open_source, SourceError
 from lingbot_map.tables import table_row, write_tables
@@ -32,7 +33,14 @@ from lingbot_map_ros.parameter_spec import ParameterError
 import torch
 
 PROGRAM = 'lingbot_map_evaluate'
-_BAD_INPUT = (SourceError, MetricsError, SettingsError, ParameterError, CheckpointError)
+_BAD_INPUT = (
+    SourceError,
+    MetricsError,
+    MaskError,
+    SettingsError,
+    ParameterError,
+    CheckpointError,
+)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -7,19 +7,23 @@ from dataclasses import dataclass
 import json
 from pathlib import Path
 
+from lingbot_map.bags import read_camera_info
+from lingbot_map.camera_model import camera_of, CameraInfoError
 from lingbot_map.colmap import ColmapModel
 from lingbot_map.depth_export import DepthExport
 from lingbot_map.engine import StreamEngine
-from lingbot_map.evaluation import Run, run_recording, timing_values
+from lingbot_map.evaluation import Run, run_recording, timing_values, Viewing
 from lingbot_map.export import write_bytes, write_kitti, write_ply, write_tum
 from lingbot_map.geometry import quaternion_to_matrix, rigid
-from lingbot_map.ground_truth import find_truth, PoseTrack
+from lingbot_map.ground_truth import find_truth, NO_TRUTH, PoseTrack
+from lingbot_map.image_mask import load_mask
+from lingbot_map.keyframes import interval_for
 from lingbot_map.map_store import MapStore
 from lingbot_map.pictures import PreviewKeeper
 from lingbot_map.points import PointFilter
 from lingbot_map.scoring import match
 from lingbot_map.selection import select, SelectedPictures, Selection
-from lingbot_map.sources import SourceError
+from lingbot_map.sources import is_bag, SourceError
 from lingbot_map_ros import evaluate_results
 from lingbot_map_ros.evaluate_folders import Recording, RUN_FILE, size_of, whole_folder
 import numpy as np
@@ -39,14 +43,15 @@ class Plan:
     pictures: SelectedPictures
     truth: PoseTrack | None  # of the camera's optical frame
     keyframe_interval: int
+    viewing: Viewing
+    notes: list[str]
 
 
 def plan(recording: Recording, settings: dict) -> Plan:
     """
     Read the stamps and the truth, and decide; raise SourceError or MetricsError.
 
-    What would make the run useless at its end shows here: a bag cut short, truth of another time,
-    more pictures than the memory holds.
+    What would make the run useless at its end shows here: a bag cut short, truth of another time.
     """
     selection = Selection(
         settings['every'], settings['start'], settings['duration'], settings['max_frames']
@@ -65,8 +70,13 @@ def plan(recording: Recording, settings: dict) -> Plan:
             truth = truth.moved_to(mount(settings['body_to_camera']))
         stamps_ns = [pictures.stamps_ns[i] for i in pictures.chosen]
         match(stamps_ns, np.empty((len(stamps_ns), 4, 4)), truth, settings['tolerance'])
-    interval = choose_interval(len(pictures), settings)
-    return Plan(recording, settings, pictures, truth, interval)
+    view, note = viewing(recording, settings)
+    interval = settings['keyframe_interval'] or interval_for(
+        len(pictures),
+        settings['num_scale_frames'],
+        max(settings['max_keyframes'], settings['num_scale_frames'] + 1),
+    )
+    return Plan(recording, settings, pictures, truth, interval, view, [note] * bool(note))
 
 
 def mount(values: list[float]) -> np.ndarray:
@@ -75,18 +85,21 @@ def mount(values: list[float]) -> np.ndarray:
     return rigid(quaternion_to_matrix(numbers[3:]), numbers[:3]).numpy()
 
 
-def choose_interval(images: int, settings: dict) -> int:
-    """Return the keyframe interval; raise SourceError if the memory cannot hold the recording."""
-    room = settings['max_keyframes'] - settings['num_scale_frames']
-    later = max(0, images - settings['num_scale_frames'])
-    smallest = -(-later // room) if room > 0 else 1
-    wanted = settings['keyframe_interval'] or max(1, smallest)
-    if room < 0 or -(-later // wanted) > room:
-        raise SourceError(
-            f'{images} images need more than max_keyframes = {settings["max_keyframes"]} '
-            f'keyframes: set keyframe_interval to {max(1, smallest)} or raise max_keyframes'
-        )
-    return wanted
+def viewing(recording: Recording, settings: dict) -> tuple[Viewing, str]:
+    """Return how pictures are prepared, and a line if camera_info cannot be used."""
+    camera, note, wanted = None, '', settings['camera_info']
+    if is_bag(recording.path) and wanted != NO_TRUTH:
+        info = read_camera_info(recording.path, recording.source.image_topic, wanted)
+        try:
+            camera = info and camera_of(info, settings['image_rectified'])
+        except CameraInfoError as error:
+            note = f'camera_info is not used: {error}'
+    elif wanted not in ('', NO_TRUTH):
+        raise SourceError(f"'{recording.path}' is not a bag: leave camera_info '{wanted}' out")
+    if settings['use_camera_info'] and camera is None:
+        note = note or 'use_camera_info is set, but there is no camera_info'
+    mask, degrees = load_mask(settings['image_mask']), settings['image_rotation']
+    return Viewing(camera, mask, degrees, settings['use_camera_info']), note
 
 
 def evaluate(
@@ -108,6 +121,7 @@ def evaluate(
             engine,
             tqdm(pictures, desc=planned.recording.name, unit='image'),
             settings['scale'],
+            planned.viewing,
             outputs.consumers,
         )
         if not len(run.stamps_ns):
@@ -164,7 +178,11 @@ def _evenly(pictures: SelectedPictures) -> list[int]:
 
 def _into_map(store: MapStore, settings: dict) -> Callable:
     chosen = PointFilter(
-        settings['points.min_confidence'], settings['points.max_depth'], settings['points.stride']
+        settings['points.min_confidence'],
+        settings['points.max_depth'],
+        settings['points.stride'],
+        settings['points.keep_percentile'],
+        settings['points.edge_threshold'],
     )
 
     def insert(placed) -> None:

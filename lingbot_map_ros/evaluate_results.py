@@ -37,10 +37,12 @@ def measure(planned: Plan, run: Run) -> Result:
     """Return the figures of a run, which are functions of its poses alone."""
     settings, truth = planned.settings, planned.truth
     notes = [RANDOM_NOTE] if settings['checkpoint'] == 'random' else []
+    notes += planned.notes
     metrics = {
         'images': run.images,
         'poses': len(run.stamps_ns),
         'keyframes': int(run.is_keyframe.sum()),
+        'windows': run.windows,
         'coverage_percent': 100 * len(run.stamps_ns) / run.images,
         'duration_s': (run.stamps_ns[-1] - run.stamps_ns[0]) * 1e-9,
         'path_length_map_units': path_length(run.T_map_cam[:, :3, 3]),

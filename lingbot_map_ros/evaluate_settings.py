@@ -23,12 +23,18 @@ _OF_THE_NODE = (
     'dtype',
     'compile_mode',
     'image_width',
+    'image_rotation',
+    'image_mask',
+    'image_rectified',
+    'use_camera_info',
     'num_scale_frames',
     'sliding_window',
     'max_keyframes',
     'scale',
     'points.min_confidence',
     'points.max_depth',
+    'points.keep_percentile',
+    'points.edge_threshold',
     'points.stride',
     'map.voxel_size',
     'map.max_points',
@@ -37,8 +43,12 @@ _OF_THE_NODE = (
 _OWN = {
     'keyframe_interval': Spec(
         0, 'Every n-th frame after the scale frames is kept; 0 takes the smallest n with which '
-        'the whole recording fits into max_keyframes.', low=0, high=1000),
+        'the whole recording fits into max_keyframes; with a smaller one the memory rolls over.',
+        low=0, high=1000),
     'image_topic': Spec('', 'Image topic of the bag; empty takes the only one.'),
+    'camera_info': Spec(
+        '', 'CameraInfo topic of the bag, whose distortion is removed; empty takes the one beside '
+        'the image topic, if any; none.'),
     'fps': Spec(0.0, "Rate of an image folder's stamps (0: 10 Hz; 7-Scenes: 30 Hz), or frames to "
                 'take per second of a video (0: all).', unit='Hz', low=0.0, high=1000.0),
     'every': Spec(1, 'Take every n-th image.', low=1, high=100000),
