@@ -150,7 +150,7 @@ class Outputs:
                 raise Dropped(RESET)
             if not self.active:
                 raise Dropped(INACTIVE)
-            if self.transform is not None and placement.is_scaled:
+            if self.transform is not None:
                 self.transform.send(frame.stamp_ns, placement)
             self._odometry_pub.publish(odometry)
             self._pose_pub.publish(stamped)

@@ -44,6 +44,18 @@ class MapTransform:
         """Say why the transform is not what it should be, or ''."""
         return '; '.join(list(self._troubles.values()))
 
+    def send(self, stamp_ns: int, placement: Placement) -> None:
+        """Take the placement of the next image; to be called with the lock of the outputs."""
+        if placement.missing:
+            self._complain('mount', _without_mount(placement.missing))
+            return
+        self._resolve('mount')
+        if placement.is_scaled:  # a transform of another scale could not be taken back
+            self._take(stamp_ns, placement)
+
+    def _take(self, stamp_ns: int, placement: Placement) -> None:
+        raise NotImplementedError
+
     def forget(self) -> None:
         """Send nothing more of the present map."""
 
@@ -93,12 +105,8 @@ class MapTransform:
 class ImageTransform(MapTransform):
     """Places the camera or the robot, with the stamp of each image."""
 
-    def send(self, stamp_ns: int, placement: Placement) -> None:
-        if placement.missing:
-            self._complain('mount', _without_mount(placement.missing))
-        else:
-            self._resolve('mount')
-            self._send(stamp_ns, placement.body_frame, placement.body)
+    def _take(self, stamp_ns: int, placement: Placement) -> None:
+        self._send(stamp_ns, placement.body_frame, placement.body)
 
 
 class OdomTransform(MapTransform):
@@ -123,12 +131,7 @@ class OdomTransform(MapTransform):
             1 / params.tf_rate, self._tick, MutuallyExclusiveCallbackGroup()
         )
 
-    def send(self, stamp_ns: int, placement: Placement) -> None:
-        """Take the place of the robot; to be called with the lock."""
-        if placement.missing:
-            self._complain('mount', _without_mount(placement.missing))
-            return
-        self._resolve('mount')
+    def _take(self, stamp_ns: int, placement: Placement) -> None:
         if not self._waiting:
             self._waiting_since_s = time.monotonic()
         self._waiting.append((stamp_ns, placement.body.T_map_body))

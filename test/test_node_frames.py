@@ -285,6 +285,14 @@ def test_without_a_static_mount_poses_are_the_cameras_until_it_is_known(moving, 
     assert capfd.readouterr().err.count('no TF is published, odometry and pose are') == 1
 
 
+def test_a_camera_whose_images_come_in_the_frame_of_the_robot_has_no_mount():
+    values = {'tf_mode': 'map_to_odom', 'scale_source': 'odometry', 'num_scale_frames': 1}
+    with running(**values) as rig:
+        rig.send(1.0, frame_id='base_link')
+        wait_for_trouble(rig, "the images come in 'base_link' itself")
+        assert not sent(rig)
+
+
 def test_a_robot_that_has_a_parent_gets_no_second_one_also_if_that_comes_late():
     with running(tf_mode='map_to_base', **METRES) as rig:
         robot = Robot(rig)
