@@ -29,6 +29,7 @@ class FakeEngine:
     ):
         self.keyframe_interval = params.keyframe_interval
         self.width = params.image_width or 56
+        self.window = 0
         self.warmed: list[tuple[int, int]] = []
         self.pushed = self.resets = 0
         self.pictures = deque(maxlen=50)  # the newest, as the network would see them
@@ -49,6 +50,10 @@ class FakeEngine:
     @property
     def waiting(self) -> int:
         return len(self._scale_batch or ())
+
+    @property
+    def sequence(self) -> int:
+        return self.resets
 
     def network_size(self, height, width):
         return crop_map(width, height, self.width, 14).network_size
