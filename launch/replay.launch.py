@@ -5,17 +5,19 @@ from launch.actions import (
     DeclareLaunchArgument,
     ExecuteProcess,
     OpaqueFunction,
-    RegisterEventHandler,
     SetEnvironmentVariable,
     Shutdown,
+    TimerAction,
 )
 from launch.substitutions import EnvironmentVariable, LaunchConfiguration
-from launch_ros.event_handlers import OnStateTransition
-from launch_ros.events.lifecycle import StateTransition
-from lifecycle_msgs.msg import State
+from launch_ros.ros_adapters import get_ros_node
 from lingbot_map_ros.launching import declare_arguments, mapping_node, rviz_node, share_file
+from rclpy.node import NodeNameNonExistentError
 
 LOSSLESS = ('0', '0.0')
+IMAGE_TYPES = {'sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage'}
+POLL_S = 0.5
+DISCOVERY_S = '3'
 PROFILE = 'FASTRTPS_DEFAULT_PROFILES_FILE'
 
 
@@ -58,36 +60,53 @@ def start(context):
         context.launch_configurations.update(fixed)
         return [lossless_replay(context), *rviz(context)]
     node = mapping_node(context)
-    bag_after_start = OnStateTransition(
-        # By id: rclpy leaves the labels of this message empty.
-        matcher=lambda event: (
-            isinstance(event, StateTransition)
-            and event.action == node
-            and event.msg.goal_state.id == State.PRIMARY_STATE_ACTIVE
-        ),
-        entities=[bag_player(context)],
-        handle_once=True,
-    )
-    return [RegisterEventHandler(bag_after_start), node, *rviz(context)]
+    play = OpaqueFunction(function=play_when_heard, args=[node])
+    return [node, play, *rviz(context)]
+
+
+def play_when_heard(context, node):
+    """Start the bag when the node, which has a network to load, subscribes to images."""
+    if subscribes_to_images(get_ros_node(context), node.node_name):
+        return [bag_player(context)]
+    again = OpaqueFunction(function=play_when_heard, args=[node])
+    return [TimerAction(period=POLL_S, actions=[again])]
+
+
+def subscribes_to_images(observer, node_name):
+    namespace, _, name = node_name.rpartition('/')
+    try:
+        topics = observer.get_subscriber_names_and_types_by_node(name, namespace or '/')
+    except NodeNameNonExistentError:  # not yet
+        return False
+    return any(IMAGE_TYPES & set(types) for _, types in topics)
 
 
 def rviz(context):
-    return rviz_node(context, on_exit=Shutdown(reason='RViz was closed'))
+    return rviz_node(context, on_exit=after_rviz)
+
+
+def after_rviz(_event, context):
+    return shutdown('RViz was closed', context)
 
 
 def bag_player(context):
-    """Return ros2 bag play, to be started when somebody listens."""
-    more = shlex.split(LaunchConfiguration('bag_args').perform(context))
-    bag = LaunchConfiguration('bag')
+    """Return ros2 bag play, which does not wait until others have discovered it."""
     rate = LaunchConfiguration('rate')
-    clock = ['--clock', '100', '--rate', rate, '--disable-keyboard-controls']
-    command = ['ros2', 'bag', 'play', bag, *clock, *more]
+    bag = LaunchConfiguration('bag')
+    options = ['--delay', DISCOVERY_S, '--clock', '100', '--disable-keyboard-controls']
+    more = shlex.split(LaunchConfiguration('bag_args').perform(context))
+    command = ['ros2', 'bag', 'play', bag, '--rate', rate, *options, *more]
     return ExecuteProcess(cmd=command, output='screen', on_exit=after_bag)
 
 
-def after_bag(event, _context):
+def after_bag(event, context):
     """End all if the bag could not be played; else leave the map for looking and saving."""
-    return [Shutdown(reason='ros2 bag play failed')] if event.returncode else []
+    return shutdown('ros2 bag play failed', context) if event.returncode else []
+
+
+def shutdown(reason, context):
+    """End all, unless that is under way: a second time launch takes for an error."""
+    return [] if context.is_shutdown else [Shutdown(reason=reason)]
 
 
 def lossless_replay(context):

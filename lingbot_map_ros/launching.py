@@ -43,7 +43,10 @@ _OVERRIDES = (
     'image_transport',
     'tf_mode',
     'map_frame',
+    'odom_frame',
+    'base_frame',
     'scale',
+    'scale_source',
 )
 _RESPAWN_DELAY_S = 5.0
 

@@ -14,7 +14,8 @@ import pytest
 from setuptools import find_packages
 
 ROOT = Path(__file__).resolve().parents[1]
-NOT_COPIED = ('.*', 'build', 'install', 'log', 'results', 'golden', '*.egg-info', '__pycache__')
+# golden stays: the pytest plugin of launch_testing imports every file of tests.
+NOT_COPIED = ('.*', 'build', 'install', 'log', 'results', '*.egg-info', '__pycache__')
 # Import names that package.xml calls otherwise, and those that it leaves to pip.
 KEYS = {
     'PIL': 'python3-pil',
@@ -115,8 +116,13 @@ def test_build_installs_what_ros_looks_for(workspace):
     assert Path(share) == install / 'share' / 'lingbot_map_ros'
     assert install in Path(module).parents
     assert photographs == '16'
-    for name in ('package.xml', 'launch/lingbot_map.launch.py', 'config/lingbot_map.yaml'):
-        assert Path(share, name).read_text() == (ROOT / name).read_text()
+    shared = [
+        ROOT / 'package.xml',
+        *(ROOT / 'launch').glob('*.py'),
+        *(ROOT / 'config').glob('*.*'),
+    ]
+    for path in shared:
+        assert Path(share, path.relative_to(ROOT)).read_text() == path.read_text()
 
 
 def test_build_installs_the_programs(workspace):
@@ -129,6 +135,12 @@ def test_build_installs_the_programs(workspace):
     assert refused.returncode == 1
     assert "'/no/weights.pt'" in refused.stderr
     assert 'Traceback' not in refused.stderr
+
+
+def test_ros2_launch_can_read_the_parameters_without_torch():
+    code = 'import sys; sys.modules["torch"] = None; import lingbot_map_ros.parameters'
+    told = run([sys.executable, '-c', code])
+    assert told.returncode == 0, told.stderr
 
 
 @pytest.mark.skipif(not shutil.which('ros2'), reason='no ros2: a distribution has it')
