@@ -139,7 +139,7 @@ def test_the_time_before_the_map_begins_is_reported_apart():
         rig.send(1.0, 2.0, 3.0)
         assert gate.reached.wait(WAIT_S)
         gate.open()
-        rig.wait_counts(3, 3)
+        rig.wait_for('processed', 3)
         values = diagnostics(rig)
         assert float(values['initial_latency_ms']) > 0
         assert 'latency_arrival_p50_ms' not in values  # all three waited for the map to begin
@@ -157,7 +157,7 @@ def test_stamps_of_the_nodes_clock_give_a_latency_from_the_stamp():
     with running(num_scale_frames=1) as rig:
         now_s = rig.probe.get_clock().now().nanoseconds // 10**9
         rig.send(now_s - 10.0)
-        rig.wait_counts(1, 1)
+        rig.wait_for('processed', 1)
         rig.send(now_s - 5.0)
         rig.wait_counts(2, 2)
         assert 5e3 <= float(diagnostics(rig)['latency_stamp_p50_ms']) < 5e3 + 1e3 * WAIT_S

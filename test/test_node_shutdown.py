@@ -1,19 +1,20 @@
 """What is left of a process that is told to end: whole files, whatever it was doing."""
 
-from pathlib import Path
+from pathlib import Path as FilePath
 import signal
 import subprocess
 import sys
 
+from nav_msgs.msg import Path
 from node_rig import image
 import numpy as np
 from plyfile import PlyData
 import pytest
 import rclpy
+from rclpy.duration import Duration
 from rclpy.executors import SingleThreadedExecutor
-from rclpy.qos import QoSProfile
+from rclpy.qos import DurabilityPolicy, QoSProfile
 from sensor_msgs.msg import Image
-from std_msgs.msg import Header
 
 WAIT_S = 60.0
 _NODE = """
@@ -40,10 +41,11 @@ def ros():
 
 
 def start(*options):
-    """Start a node whose engine blocks at the fourth image."""
+    """Start a node whose engine blocks at the fourth image, and that loses none on the way."""
+    options = ('num_scale_frames:=1', 'queue:=lossless', 'path.publish_rate:=50.0', *options)
     parameters = [word for option in options for word in ('-p', option)]
     process = subprocess.Popen(
-        [sys.executable, '-c', _NODE, str(Path(__file__).parent), '--ros-args', *parameters],
+        [sys.executable, '-c', _NODE, str(FilePath(__file__).parent), '--ros-args', *parameters],
         stderr=subprocess.STDOUT,
         stdout=subprocess.PIPE,
         text=True,
@@ -55,29 +57,32 @@ def start(*options):
 
 
 def feed(count):
-    """Send images one after the other until the third is done with."""
+    """Send images until the node has them, and three poses are out."""
     camera = rclpy.create_node('camera')
-    done = set()
-    camera.create_subscription(
-        Header, '/lingbot_map/processed', lambda header: done.add(header.stamp.sec), 10
-    )
+    paths = []
+    latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+    camera.create_subscription(Path, '/lingbot_map/path', paths.append, latched)
     publisher = camera.create_publisher(Image, '/image', QoSProfile(depth=10))
     executor = SingleThreadedExecutor()
     executor.add_node(camera)
     try:
+        while not publisher.get_subscription_count():
+            executor.spin_once(timeout_sec=0.1)
         for i in range(1, count + 1):
-            while i not in done and i < 4:  # sent again until it is heard: it is then repeated
-                publisher.publish(image(float(i)))
-                executor.spin_once(timeout_sec=0.1)
             publisher.publish(image(float(i)))
-        executor.spin_once(timeout_sec=0.2)
+        while not (paths and len(paths[-1].poses) == 3):
+            executor.spin_once(timeout_sec=0.1)
+        assert publisher.wait_for_all_acked(Duration(seconds=WAIT_S))
     finally:
         executor.shutdown()
         camera.destroy_node()
 
 
 def end(process):
-    output, _ = process.communicate(timeout=WAIT_S)
+    try:
+        output, _ = process.communicate(timeout=WAIT_S)
+    finally:
+        process.kill()
     assert 'Traceback' not in output, output
     return process.returncode, output
 
@@ -91,9 +96,7 @@ def end(process):
     ],
 )
 def test_map_and_trajectory_are_saved_whole(tmp_path, images, numbers, watchdog_s, code):
-    process = start(
-        'num_scale_frames:=1', f'autosave:={tmp_path}/saved', f'watchdog_timeout:={watchdog_s}'
-    )
+    process = start(f'autosave:={tmp_path}/saved', f'watchdog_timeout:={watchdog_s}')
     feed(images)
     for number in numbers:
         process.send_signal(number)
@@ -107,7 +110,7 @@ def test_map_and_trajectory_are_saved_whole(tmp_path, images, numbers, watchdog_
 
 
 def test_nothing_is_saved_unasked_and_an_empty_map_leaves_no_file(tmp_path):
-    process = start('num_scale_frames:=1', f'autosave:={tmp_path}/saved')
+    process = start(f'autosave:={tmp_path}/saved')
     process.send_signal(signal.SIGINT)
     assert end(process)[0] == 0
     assert list((tmp_path / 'saved').iterdir()) == []
