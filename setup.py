@@ -30,6 +30,7 @@ setup(
         'bags': ['rosbags'],
         'hub': ['huggingface_hub'],
         'eval': ['evo'],
+        'rerun': ['rerun-sdk>=0.23'],
         # colcon runs pytest only when it finds it here.
         'test': ['pytest<9', 'plyfile'],
     },

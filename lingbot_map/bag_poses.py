@@ -38,7 +38,7 @@ def read_pose_topic(path: Path, topic: str = '', frame: str = '') -> PoseTrack |
                 f"'{path}' has no poses on '{topic}'; pose topics: {listing(topics.items())}"
             )
         poses = list(_poses(messages(reader, topic), topics[topic]))
-    return _track(f'{path} {topic}', poses, frame)
+    return _track(f'{path.name} {topic}', poses, frame)
 
 
 def _poses(of_topic: Iterator[tuple[int, object]], kind: str) -> Iterator[tuple]:

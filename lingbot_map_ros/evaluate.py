@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import dataclass
 import functools
 import json
 from pathlib import Path
@@ -22,6 +23,7 @@ from lingbot_map.evaluation import deterministic_kernels
 from lingbot_map.ground_truth import NO_TRUTH
 from lingbot_map.image_mask import MaskError
 from lingbot_map.metrics import MetricsError
+from lingbot_map.rerun_log import require_rerun
 from lingbot_map.sources import open_source, SourceError
 from lingbot_map.tables import table_row, write_tables
 from lingbot_map_ros.evaluate_engine import load, Loaded, versions
@@ -43,18 +45,32 @@ _BAD_INPUT = (
 )
 
 
+@dataclass(frozen=True)
+class Job:
+    """What all recordings of one call share."""
+
+    settings: dict
+    kernels: dict  # what deterministic_kernels chose
+    out: Path
+    rerun: Path | None
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the program; return its exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has them ignored
         signal.signal(number, signal.default_int_handler)
     args = vars(_parser().parse_args(argv))
-    out, overwrite = args.pop('out'), args.pop('overwrite')
+    out, overwrite, rerun = args.pop('out'), args.pop('overwrite'), args.pop('rerun')
     try:
         paths, settings = _inputs_and_settings(args.pop('recordings'), args.pop('config'), args)
         recordings = _open(paths, settings)
+        _check_rerun(rerun, len(recordings))
         with only_writer(out), deterministic_kernels() as kernels:
             todo = [r for r in recordings if overwrite or not is_finished(out, r, settings)]
-            return _evaluate_all(recordings, todo, settings, kernels, out)
+            if rerun is not None and not todo:
+                raise SettingsError('it is finished already: add --overwrite for a --rerun file')
+            job = Job(settings, kernels, out, rerun)
+            return _evaluate_all(recordings, todo, job)
     except _BAD_INPUT as error:
         _say_error(str(error))
         return 2
@@ -96,6 +112,12 @@ def _parser() -> argparse.ArgumentParser:
         help='take settings, and the recording if none is given, from an earlier evaluation',
     )
     add('--overwrite', action='store_true', help='evaluate finished recordings again')
+    add(
+        '--rerun',
+        type=Path,
+        metavar='FILE.rrd',
+        help='also write a Rerun recording of the one recording (needs the package rerun-sdk)',
+    )
     add_arguments(parser)
     return parser
 
@@ -136,22 +158,30 @@ def _open(paths: list[Path], settings: dict) -> list[Recording]:
     """Open all recordings, so that a wrong name shows before the first one runs."""
     names = unique_names([path.resolve() for path in paths])
     return [
-        Recording(path, name, open_source(path, settings['image_topic'], settings['fps']))
+        Recording(
+            path.resolve(), name, open_source(path, settings['image_topic'], settings['fps'])
+        )
         for path, name in zip(paths, names, strict=True)
     ]
 
 
-def _evaluate_all(
-    recordings: list[Recording], todo: list[Recording], settings: dict, kernels: dict, out: Path
-) -> int:
-    load_once = functools.cache(lambda: load(settings))  # when the first recording is checked
+def _check_rerun(rerun: Path | None, recordings: int) -> None:
+    if rerun is None:
+        return
+    if recordings > 1:
+        raise SettingsError(f"--rerun '{rerun}' is one file: evaluate one recording with it")
+    require_rerun()
+
+
+def _evaluate_all(recordings: list[Recording], todo: list[Recording], job: Job) -> int:
+    load_once = functools.cache(lambda: load(job.settings))  # once the first input is checked
     done = [recording for recording in recordings if recording not in todo]
     interrupted = False
     for recording in done:
         _say(f'{recording.name}: finished before, skipped')
     for recording in todo:
         try:
-            _evaluate_one(plan(recording, settings), load_once, kernels, out)
+            _evaluate_one(plan(recording, job.settings, job.rerun), load_once, job)
         except (*_BAD_INPUT, StreamLimitError, torch.OutOfMemoryError) as error:
             _say_error(f'{recording.name}: {_reason(error)}')
             continue
@@ -160,17 +190,15 @@ def _evaluate_all(
             interrupted = True
             break
         done.append(recording)
-        _write_tables([r for r in recordings if r in done], out)
+        _write_tables([r for r in recordings if r in done], job.out)
     if len(done) < len(recordings):
-        kept = f"{len(done)} of {len(recordings)} recordings are finished and kept in '{out}'"
+        kept = f"{len(done)} of {len(recordings)} recordings are finished and kept in '{job.out}'"
         _say_error(kept if done else 'nothing was written')
     return 0 if len(done) == len(recordings) else 1 if done or interrupted else 2
 
 
-def _evaluate_one(
-    planned: Plan, load_once: Callable[[], Loaded], kernels: dict, out: Path
-) -> None:
-    source, folder = planned.recording.source, out / planned.recording.name
+def _evaluate_one(planned: Plan, load_once: Callable[[], Loaded], job: Job) -> None:
+    source, folder = planned.recording.source, job.out / planned.recording.name
     for topic, kind, count in getattr(source, 'topics', ()):
         mark = '*' if topic == source.image_topic else ' '
         _say(f'  {mark} {topic} ({kind}, {count} messages)')
@@ -178,7 +206,7 @@ def _evaluate_one(
     record = {
         'settings': planned.settings,
         'resolved': loaded.resolved,
-        'kernels': kernels,
+        'kernels': job.kernels,
         'weights_sha256': loaded.weights_sha256,
         'versions': versions(),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 import hashlib
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 import platform
 
 from lingbot_map.checkpoint import default_dtype, resolve
@@ -39,6 +40,8 @@ def load(settings: dict) -> Loaded:
         'dtype': str(dtype).removeprefix('torch.'),
         'image_width': network_width(params),
     }
+    if Path(params.checkpoint).is_file():
+        resolved['checkpoint'] = str(Path(params.checkpoint).resolve())
     return Loaded(engine, device, resolved, _weights_hash(params.model, params.checkpoint))
 
 

@@ -1,37 +1,26 @@
-"""One recording through the engine: checks before, files after, the folder whole or not there."""
+"""One recording: what is checked and decided before it runs, and the run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-import json
 from pathlib import Path
 
 from lingbot_map.bags import read_camera_info
 from lingbot_map.camera_model import camera_of, CameraInfoError
-from lingbot_map.colmap import ColmapModel
-from lingbot_map.depth_export import DepthExport
 from lingbot_map.engine import StreamEngine
-from lingbot_map.evaluation import Run, run_recording, timing_values, Viewing
-from lingbot_map.export import write_bytes, write_kitti, write_ply, write_tum
+from lingbot_map.evaluation import run_recording, timing_values, Viewing
 from lingbot_map.geometry import quaternion_to_matrix, rigid
 from lingbot_map.ground_truth import find_truth, NO_TRUTH, PoseTrack
 from lingbot_map.image_mask import load_mask
 from lingbot_map.keyframes import interval_for
-from lingbot_map.map_store import MapStore
-from lingbot_map.pictures import PreviewKeeper
-from lingbot_map.points import PointFilter
 from lingbot_map.scoring import match
 from lingbot_map.selection import select, SelectedPictures, Selection
 from lingbot_map.sources import is_bag, SourceError
-from lingbot_map_ros import evaluate_results
-from lingbot_map_ros.evaluate_folders import Recording, RUN_FILE, size_of, whole_folder
+from lingbot_map_ros.evaluate_folders import Recording, size_of, whole_folder
+from lingbot_map_ros.evaluate_outputs import Outputs
 import numpy as np
 import torch
 from tqdm import tqdm
-import yaml
-
-_PREVIEWS = 6
 
 
 @dataclass(frozen=True)
@@ -45,9 +34,10 @@ class Plan:
     keyframe_interval: int
     viewing: Viewing
     notes: list[str]
+    rerun: Path | None = None  # file for a Rerun recording
 
 
-def plan(recording: Recording, settings: dict) -> Plan:
+def plan(recording: Recording, settings: dict, rerun: Path | None = None) -> Plan:
     """
     Read the stamps and the truth, and decide; raise SourceError or MetricsError.
 
@@ -76,7 +66,7 @@ def plan(recording: Recording, settings: dict) -> Plan:
         settings['num_scale_frames'],
         max(settings['max_keyframes'], settings['num_scale_frames'] + 1),
     )
-    return Plan(recording, settings, pictures, truth, interval, view, [note] * bool(note))
+    return Plan(recording, settings, pictures, truth, interval, view, [note] * bool(note), rerun)
 
 
 def mount(values: list[float]) -> np.ndarray:
@@ -115,8 +105,7 @@ def evaluate(
     engine.keyframe_interval = planned.keyframe_interval
     if device.type == 'cuda':
         torch.cuda.reset_peak_memory_stats(device)
-    with whole_folder(out) as folder:
-        outputs = _Outputs(folder, settings, pictures)
+    with whole_folder(out) as folder, Outputs(folder, planned) as outputs:
         run, timing = run_recording(
             engine,
             tqdm(pictures, desc=planned.recording.name, unit='image'),
@@ -127,80 +116,23 @@ def evaluate(
         if not len(run.stamps_ns):
             raise SourceError('the network gave no finite pose: nothing to write')
         times = timing_values(timing, run, device)
-        record = {'input': _input_record(planned)} | record
-        record['resolved'] = record['resolved'] | {
-            'keyframe_interval': planned.keyframe_interval,
-            'image_topic': getattr(planned.recording.source, 'image_topic', ''),
-        }
-        outputs.write(planned, run, times, record)
+        outputs.write(run, times, _complete_record(planned, record))
 
 
-class _Outputs:
-    """What is collected while the recording runs, and written at its end."""
-
-    def __init__(self, folder: Path, settings: dict, pictures: SelectedPictures):
-        self._folder = folder
-        self._store = MapStore(settings['map.voxel_size'], settings['map.max_points'])
-        self._previews = PreviewKeeper(_evenly(pictures))
-        self.consumers: list[Callable] = [self._previews]
-        if settings['map.voxel_size']:
-            self.consumers.append(_into_map(self._store, settings))
-        self._depth = self._colmap = None
-        if settings['depth'] != 'off':
-            self._depth = DepthExport(folder / 'depth', settings['depth'], settings['scale'])
-            self.consumers.append(self._depth)
-        if settings['colmap']:
-            self._colmap = ColmapModel(folder / 'colmap')
-            self.consumers.append(self._colmap)
-
-    def write(self, planned: Plan, run: Run, times: dict, record: dict) -> None:
-        folder, points = self._folder, self._store.snapshot()
-        write_tum(folder / 'trajectory.tum', run.stamps_ns, run.T_map_cam)
-        write_kitti(folder / 'trajectory.kitti', run.T_map_cam)
-        write_ply(folder / 'map.ply', points)
-        if self._depth:
-            self._depth.write()
-        if self._colmap:
-            self._colmap.write(points)
-        result = evaluate_results.measure(planned, run)
-        _write_json(folder / 'metrics.json', result.metrics)
-        _write_json(folder / 'timing.json', times)
-        text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
-        write_bytes(folder / RUN_FILE, text.encode())
-        evaluate_results.illustrate(folder, result, points, self._previews.previews, times, record)
-
-
-def _evenly(pictures: SelectedPictures) -> list[int]:
-    """Return the stamps of a few pictures from the first to the last."""
-    places = np.linspace(0, len(pictures) - 1, min(_PREVIEWS, len(pictures))).round().astype(int)
-    return [pictures.stamps_ns[pictures.chosen[place]] for place in places]
-
-
-def _into_map(store: MapStore, settings: dict) -> Callable:
-    chosen = PointFilter(
-        settings['points.min_confidence'],
-        settings['points.max_depth'],
-        settings['points.stride'],
-        settings['points.keep_percentile'],
-        settings['points.edge_threshold'],
-    )
-
-    def insert(placed) -> None:
-        if placed.result.is_keyframe:
-            store.insert(chosen(placed.result, placed.T_map_cam, settings['scale']))
-
-    return insert
-
-
-def _input_record(planned: Plan) -> dict:
-    path = planned.recording.path
-    return {
+def _complete_record(planned: Plan, record: dict) -> dict:
+    """Return the content of run.yaml; paths in it are absolute, so that it works anywhere."""
+    path, source = planned.recording.path, planned.recording.source
+    described = {
         'path': str(path),
         'bytes': size_of(path),
         'images': len(planned.pictures.stamps_ns),
-        'skipped': planned.recording.source.skipped,
+        'skipped': source.skipped,
     }
-
-
-def _write_json(path: Path, content: dict) -> None:
-    write_bytes(path, (json.dumps(content, indent=2, allow_nan=False) + '\n').encode())
+    resolved = {
+        'keyframe_interval': planned.keyframe_interval,
+        'image_topic': getattr(source, 'image_topic', ''),
+    }
+    truth = Path(planned.settings['ground_truth'])
+    if truth.is_file():
+        resolved['ground_truth'] = str(truth.resolve())
+    return {'input': described} | record | {'resolved': record['resolved'] | resolved}

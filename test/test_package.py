@@ -29,7 +29,7 @@ KEYS = {
     'tqdm': 'python3-tqdm',
     'yaml': 'python3-yaml',
 }
-BY_PIP = {'apsw', 'huggingface_hub', 'plyfile', 'rosbags', 'safetensors', 'torch'}
+BY_PIP = {'apsw', 'huggingface_hub', 'plyfile', 'rerun', 'rosbags', 'safetensors', 'torch'}
 
 
 def run(command, cwd=ROOT, **environment):
