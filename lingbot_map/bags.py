@@ -149,9 +149,11 @@ def read_camera_info(path: Path, image_topic: str, topic: str = ''):
 
 
 def _complete_types(reader) -> None:
-    """Add what a bag that defines some of its types leaves out, if ROS 2 Jazzy has it."""
-    known = reader.default_typestore.fielddefs
+    """Add what a bag that defines only some of its types leaves out, if ROS 2 Jazzy has it."""
     own = reader.typestore.fielddefs
+    if all(connection.msgtype in own for connection in reader.connections):
+        return
+    known = reader.default_typestore.fielddefs
     reader.typestore.register({name: known[name] for name in known if name not in own})
 
 

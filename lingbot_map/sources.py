@@ -59,6 +59,13 @@ def open_source(path: str | os.PathLike, image_topic: str = '', fps: float = 0.0
     and every frame. Raises SourceError.
     """
     path = Path(path)
+    try:
+        return _open_source(path, image_topic, fps)
+    except PermissionError as error:
+        raise SourceError(f"'{path}' cannot be read: {error.strerror.lower()}") from None
+
+
+def _open_source(path: Path, image_topic: str, fps: float) -> Source:
     if not path.exists():
         raise SourceError(f"'{path}' does not exist")
     if not 0 <= fps < float('inf'):

@@ -1,0 +1,264 @@
+"""What lingbot_map_evaluate says about input that it cannot use: one line, no files."""
+
+import fcntl
+import os
+import re
+import sys
+
+from bag_writer import NOETIC, odometry, raw_image, write_bag, write_ros1_bag
+from evaluate_rig import camera_info, images, run, SECOND, truth_bag, use_fake
+from lingbot_map.bags import read_camera_info
+from lingbot_map.sources import SourceError
+from lingbot_map_ros import evaluate
+from lingbot_map_ros.evaluate_folders import unique_names
+from lingbot_map_ros.evaluate_settings import complete, SettingsError
+import numpy as np
+from PIL import Image
+import pytest
+import yaml
+
+
+def truncated(tmp_path):
+    bag = truth_bag(tmp_path / 'bag', 40)
+    file = bag / 'bag.mcap'
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    return [bag], 'bag.*(cut short|damaged)'
+
+
+def no_images(tmp_path):
+    bag = write_bag(tmp_path / 'bag', [('/odom', SECOND, odometry(SECOND, (0, 0, 0)))])
+    return [bag], 'no image topic; its topics: /odom'
+
+
+def another_time(tmp_path):
+    bag = truth_bag(tmp_path / 'bag', offset_s=10**6)
+    return [bag], 'bag: no pose of .*images 50.000 to 58.000 s, poses 1000050.000 .*time base'
+
+
+def two_topics(tmp_path):
+    bag = write_bag(tmp_path / 'bag', images(2) + images(2, '/right'))
+    return [bag], 'several image topics.*--image-topic: /cam .*, /right'
+
+
+def unknown_type(tmp_path):
+    return [truth_bag(tmp_path / 'bag'), '--image-topic', '/ground_truth'], 'no images on'
+
+
+def no_truth_topic(tmp_path):
+    return [truth_bag(tmp_path / 'bag'), '--ground-truth', '/cam'], "no poses on '/cam'"
+
+
+def bad_encoding(tmp_path):
+    image = raw_image(SECOND, np.zeros((4, 4, 3), np.uint8), 'foo8')
+    return [write_bag(tmp_path / 'bag', [('/cam', SECOND, image)])], "encoding 'foo8'"
+
+
+def bad_truth_file(tmp_path):
+    (tmp_path / 'truth.txt').write_text('once upon a time\n')
+    arguments = [truth_bag(tmp_path / 'bag'), '--ground-truth', tmp_path / 'truth.txt']
+    return arguments, 'truth.txt.* not a file of poses'
+
+
+def damaged_picture(tmp_path):
+    """Cut the last one short: it shows when everything else has run."""
+    folder = tmp_path / 'walk'
+    folder.mkdir()
+    for i in range(9):
+        noise = np.random.default_rng(i).integers(0, 256, (42, 56, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(folder / f'{i}.png')
+    data = (folder / '8.png').read_bytes()
+    (folder / '8.png').write_bytes(data[: len(data) // 2])
+    return [folder], '8.png.* damaged'
+
+
+def another_size(tmp_path):
+    late = [(t, s + 9 * SECOND, raw_image(s + 9 * SECOND, np.zeros((56, 42, 3), np.uint8)))
+            for t, s, _ in images(2)]  # fmt: skip
+    return [write_bag(tmp_path / 'bag', images(3) + late)], 'at 59.000 s is 42x56'
+
+
+def nothing_left(tmp_path):
+    return [truth_bag(tmp_path / 'bag'), '--start', '100'], 'nothing is left of 9 images'
+
+
+def missing(tmp_path):
+    return [tmp_path / 'nowhere'], 'nowhere.* does not exist'
+
+
+def empty_folder(tmp_path):
+    (tmp_path / 'empty').mkdir()
+    return [tmp_path / 'empty'], 'holds no images'
+
+
+def no_input(tmp_path):
+    return [], 'name a recording'
+
+
+def timed_kernels(tmp_path):
+    return [truth_bag(tmp_path / 'bag'), '--compile-mode', 'max-autotune'], 'two runs could differ'
+
+
+def bad_value(tmp_path):
+    return [truth_bag(tmp_path / 'bag'), '--points.stride', '0'], "'points.stride' is 0"
+
+
+def bad_mount(tmp_path):
+    arguments = [truth_bag(tmp_path / 'bag'), '--body-to-camera', *'0000000']
+    return arguments, "'body_to_camera' is .*unit quaternion"
+
+
+def bad_mask(tmp_path):
+    return [truth_bag(tmp_path / 'bag'), '--image-mask', '99,0,0,0'], 'leave nothing of images'
+
+
+def bad_camera_info(tmp_path):
+    bag = write_bag(tmp_path / 'bag', [*images(3), camera_info(size=(640, 480))])
+    return [bag], 'camera_info is for images of 640x480, these are 56x42'
+
+
+def bad_config(tmp_path):
+    (tmp_path / 'run.yaml').write_text('{ not: [yaml')
+    return ['--config', tmp_path / 'run.yaml'], 'run.yaml.* cannot be read'
+
+
+def foreign_config(tmp_path):
+    (tmp_path / 'run.yaml').write_text('a: 1\n')
+    return ['--config', tmp_path / 'run.yaml'], 'not a run.yaml that an evaluation wrote'
+
+
+def unknown_setting(tmp_path):
+    content = {'input': {'path': str(truth_bag(tmp_path / 'bag'))}, 'settings': {'speed': 9},
+               'resolved': {}, 'versions': {}}  # fmt: skip
+    (tmp_path / 'run.yaml').write_text(yaml.safe_dump(content))
+    return ['--config', tmp_path / 'run.yaml'], "'speed' is not a setting"
+
+
+def one_truth_for_two(tmp_path):
+    (tmp_path / 'truth.txt').write_text('50 0 0 0 0 0 0 1\n')
+    bags = [truth_bag(tmp_path / name) for name in 'ab']
+    return [*bags, '--ground-truth', tmp_path / 'truth.txt'], 'cannot belong to 2 recordings'
+
+
+def one_rerun_for_two(tmp_path):
+    bags = [truth_bag(tmp_path / name) for name in 'ab']
+    return [*bags, '--rerun', tmp_path / 'x.rrd'], 'is one file'
+
+
+def twice(tmp_path):
+    return [truth_bag(tmp_path / 'bag')] * 2, 'named twice'
+
+
+BAD_INPUTS = (
+    truncated, no_images, another_time, two_topics, unknown_type, no_truth_topic, bad_encoding,
+    bad_truth_file, damaged_picture, another_size, nothing_left, missing, empty_folder, no_input,
+    timed_kernels, bad_value, bad_mount, bad_mask, bad_camera_info, bad_config, foreign_config,
+    unknown_setting, one_truth_for_two, one_rerun_for_two, twice,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize('make', BAD_INPUTS, ids=lambda make: make.__name__)
+def test_bad_input_is_one_line_and_2(make, tmp_path, capfd, monkeypatch):
+    use_fake(monkeypatch, [])
+    arguments, words = make(tmp_path)
+    assert run(tmp_path / 'out', *arguments) == 2
+    err = capfd.readouterr().err.replace('\r', '\n').splitlines()
+    lines = [line for line in err if line.startswith('lingbot_map_evaluate: ')]
+    assert re.search(words, lines[0]), err
+    assert lines[1:] in ([], ['lingbot_map_evaluate: nothing was written'])
+    assert not any('Traceback' in line for line in err)
+    assert not (tmp_path / 'out').exists()
+
+
+def test_weights_that_do_not_exist(tmp_path, capsys):
+    arguments = [str(truth_bag(tmp_path / 'bag')), '--checkpoint', 'no.pt']
+    assert evaluate.main([*arguments, '--out', str(tmp_path / 'out')]) == 2
+    assert "'no.pt' is not a file" in capsys.readouterr().err
+    assert not (tmp_path / 'out').exists()
+
+
+def test_a_folder_that_may_not_be_read(tmp_path, capsys):
+    folder = tmp_path / 'locked'
+    folder.mkdir()
+    folder.chmod(0)
+    user = os.geteuid()
+    if user == 0:  # for whom there are no locks
+        os.seteuid(65534)
+    try:
+        assert run(tmp_path / 'out', folder) == 2
+    finally:
+        os.seteuid(user)
+        folder.chmod(0o700)
+    assert "locked' cannot be read: permission denied" in capsys.readouterr().err
+
+
+def test_results_of_other_settings_are_not_replaced(tmp_path, monkeypatch, capsys):
+    use_fake(monkeypatch, [])
+    bag, out = truth_bag(tmp_path / 'bag'), tmp_path / 'out'
+    assert run(out, bag) == 0
+    before = (out / 'bag' / 'metrics.json').read_bytes()
+    assert run(out, bag, '--every', '2') == 2
+    assert 'made otherwise (every 1 -> 2): choose another --out' in capsys.readouterr().err
+    assert (out / 'bag' / 'metrics.json').read_bytes() == before
+    assert run(out, bag, '--every', '2', '--overwrite') == 0
+    assert (out / 'bag' / 'metrics.json').read_bytes() != before
+    assert [f.name for f in out.iterdir()] == ['bag']
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path, capsys):
+    (tmp_path / 'out' / 'bag').mkdir(parents=True)
+    (tmp_path / 'out' / 'bag' / 'thesis.tex').write_text('dear')
+    assert run(tmp_path / 'out', truth_bag(tmp_path / 'bag')) == 2
+    assert 'exists and is no evaluation' in capsys.readouterr().err
+    assert (tmp_path / 'out' / 'bag' / 'thesis.tex').read_text() == 'dear'
+
+
+def test_two_evaluations_do_not_write_into_one_folder(tmp_path, capsys):
+    (tmp_path / 'out').mkdir()
+    descriptor = os.open(tmp_path / 'out', os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        assert run(tmp_path / 'out', truth_bag(tmp_path / 'bag')) == 2
+    finally:
+        os.close(descriptor)
+    assert 'another evaluation is writing' in capsys.readouterr().err
+
+
+def test_a_missing_rerun_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, 'rerun', None)
+    assert run(tmp_path / 'out', truth_bag(tmp_path / 'bag'), '--rerun', tmp_path / 'x.rrd') == 2
+    assert "pip install 'rerun-sdk'" in capsys.readouterr().err
+
+
+def test_names_tell_recordings_apart(tmp_path):
+    paths = [tmp_path / 'chess' / 'seq-01', tmp_path / 'fire' / 'seq-01', tmp_path / 'walk.mp4']
+    for path in paths[:2]:
+        path.mkdir(parents=True)
+    assert unique_names(paths[:1]) == ['seq-01']
+    assert unique_names(paths)[:2] == ['chess_seq-01', 'fire_seq-01']
+    with pytest.raises(SettingsError, match='but for their suffix'):
+        unique_names([tmp_path / 'a.mcap', tmp_path / 'a.db3'])
+
+
+def test_settings_of_a_file_have_their_types():
+    settings = complete({'scale': 2, 'rpe_metres': [1, 2.5], 'depth': False})
+    assert settings['scale'] == 2.0 and settings['rpe_metres'] == [1.0, 2.5]
+    assert settings['depth'] == 'off'  # YAML reads an unquoted off as a truth value
+    assert settings['keyframe_interval'] == 0 and settings['points.stride'] == 2
+    with pytest.raises(SettingsError, match="'rpe_frames' is 'many'"):
+        complete({'rpe_frames': 'many'})
+
+
+def test_camera_info_of_a_ros_1_bag_has_the_names_of_ros_2(tmp_path):
+    store = NOETIC.types
+    stamp = store['builtin_interfaces/msg/Time'](1, 0)
+    info = store['sensor_msgs/msg/CameraInfo'](
+        header=store['std_msgs/msg/Header'](0, stamp, 'cam'), height=42, width=56,
+        distortion_model='plumb_bob', D=np.array([-0.4, 0, 0, 0, 0]), K=np.eye(3).ravel(),
+        R=np.eye(3).ravel(), P=np.eye(3, 4).ravel(), binning_x=0, binning_y=0,
+        roi=store['sensor_msgs/msg/RegionOfInterest'](0, 0, 0, 0, False),
+    )  # fmt: skip
+    bag = write_ros1_bag(tmp_path / 'old.bag', [('/front/camera_info', SECOND, info)])
+    assert read_camera_info(bag, '/front/image_raw').d[0] == -0.4
+    assert read_camera_info(bag, '/rear/image_raw') is None
+    with pytest.raises(SourceError, match="on '/x'; such topics: /front/camera_info"):
+        read_camera_info(bag, '/front/image_raw', 'x')
