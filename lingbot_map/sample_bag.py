@@ -13,7 +13,7 @@ import torch
 
 WORLD_FRAME = 'room'  # z up
 CAMERA_FRAME = 'camera_optical_frame'
-JPEG_QUALITY = 60
+JPEG_QUALITY = 45
 _FIRST_STAMP_NS = 1_700_000_000 * 10**9
 _PERIOD_NS = 10**8
 _IMAGE_TOPIC, _INFO_TOPIC, _TRUTH_TOPIC = (
