@@ -156,13 +156,11 @@ def _warn_of_versions(config: Path, recorded: dict) -> None:
 
 def _open(paths: list[Path], settings: dict) -> list[Recording]:
     """Open all recordings, so that a wrong name shows before the first one runs."""
-    names = unique_names([path.resolve() for path in paths])
-    return [
-        Recording(
-            path.resolve(), name, open_source(path, settings['image_topic'], settings['fps'])
-        )
-        for path, name in zip(paths, names, strict=True)
-    ]
+    topic, fps = settings['image_topic'], settings['fps']
+    sources = [open_source(path, topic, fps) for path in paths]
+    paths = [path.resolve() for path in paths]
+    names = unique_names(paths)
+    return [Recording(*parts) for parts in zip(paths, names, sources, strict=True)]
 
 
 def _check_rerun(rerun: Path | None, recordings: int) -> None:
