@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _CALLBACKS_S = 1.0  # for callbacks to end: they look at `leaving` often
 _WORKER_S = 4.0  # for the image that is being processed; loading cannot be interrupted
 _POLL_S = 0.1
@@ -14,13 +15,16 @@ _POLL_S = 0.1
 
 def main(args: list[str] | None = None) -> int:
     """Run the node until a signal, a failed autostart or the watchdog; return the exit code."""
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    return _run(stop, args)
+    received: list[int] = []  # a lock in an Event would be entered twice by a second signal
+    for number in _SIGNALS:
+        signal.signal(number, lambda number, _: received.append(number))
+    exit_code = _run(received, args)
+    for number in _SIGNALS:  # else one that comes while Python itself ends would kill it
+        signal.signal(number, signal.SIG_IGN)
+    return exit_code
 
 
-def _run(stop: threading.Event, args: list[str] | None) -> int:
+def _run(received: list[int], args: list[str] | None) -> int:
     # Imported late: these take seconds, and a signal must find its handler by then.
     import rclpy
     from rclpy.logging import get_logger
@@ -35,7 +39,7 @@ def _run(stop: threading.Event, args: list[str] | None) -> int:
     from lingbot_map_ros.parameter_spec import ParameterError
 
     try:
-        return _spin(LingbotMapNode(), stop)
+        return _spin(LingbotMapNode(), received)
     except ParameterError as error:
         get_logger('lingbot_map').fatal(str(error))
         return 1
@@ -43,16 +47,22 @@ def _run(stop: threading.Event, args: list[str] | None) -> int:
         rclpy.try_shutdown()
 
 
-def _spin(node, stop: threading.Event) -> int:
-    """Run the executor in a thread of its own, so that signals reach the waiting main thread."""
+def _spin(node, received: list[int]) -> int:
+    """
+    Run the executor in a thread of its own, so that signals reach the waiting main thread.
+
+    Ends when the node leaves, or when there are `received` signals.
+    """
     from rclpy.executors import MultiThreadedExecutor
 
     executor = MultiThreadedExecutor(2)
     executor.add_node(node)
-    spinner = threading.Thread(target=executor.spin, name='executor', daemon=True)
+    spinner = threading.Thread(
+        target=_execute, args=(executor, node), name='executor', daemon=True
+    )
     spinner.start()
     try:
-        while not (stop.is_set() or node.leaving.wait(_POLL_S)):
+        while not (received or node.leaving.wait(_POLL_S)):
             if not spinner.is_alive():
                 node.leave(1)
     finally:
@@ -66,6 +76,17 @@ def _spin(node, stop: threading.Event) -> int:
     spinner.join()
     node.destroy_node()
     return node.exit_code
+
+
+def _execute(executor, node) -> None:
+    from rclpy.impl.implementation_singleton import rclpy_implementation
+
+    try:
+        executor.spin()
+    except rclpy_implementation.InvalidHandle:
+        # On shutdown rclpy destroys what the last callback still wakes the executor with.
+        if not node.leaving.is_set():
+            raise
 
 
 if __name__ == '__main__':

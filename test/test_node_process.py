@@ -48,6 +48,16 @@ def test_a_signal_ends_a_running_node_with_0(numbers):
     assert end(process)[0] == 0
 
 
+def test_signals_that_come_again_and_again_change_nothing():
+    process = start(*_RANDOM)
+    wait_for_line(process, _READY)
+    while process.poll() is None:  # while it ends, and while Python itself does
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            process.send_signal(number)
+        time.sleep(0.001)
+    assert end(process)[0] == 0
+
+
 _STUCK = """
 import sys, threading
 sys.path.insert(0, sys.argv[1])
@@ -57,7 +67,7 @@ import rclpy
 rclpy.init(args=sys.argv)
 block = lambda n: threading.Event().wait()
 stuck = node.LingbotMapNode(lambda params: FakeEngine(params, before_push=block))
-sys.exit(main._spin(stuck, threading.Event()))
+sys.exit(main._spin(stuck, received=[]))
 """
 
 
