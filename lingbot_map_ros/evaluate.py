@@ -8,7 +8,6 @@ all are evaluated; 1: some are not; 2: none is, because of bad input.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 import functools
@@ -20,21 +19,20 @@ import sys
 from lingbot_map.checkpoint import CheckpointError
 from lingbot_map.engine import StreamLimitError
 from lingbot_map.evaluation import deterministic_kernels
-from lingbot_map.ground_truth import NO_TRUTH
 from lingbot_map.image_mask import MaskError
 from lingbot_map.metrics import MetricsError
 from lingbot_map.rerun_log import require_rerun
 from lingbot_map.sources import open_source, SourceError
 from lingbot_map.tables import table_row, write_tables
+from lingbot_map_ros.evaluate_arguments import inputs_and_settings, make_parser, say_error
 from lingbot_map_ros.evaluate_engine import load, Loaded, versions
 from lingbot_map_ros.evaluate_folders import is_finished, only_writer, Recording, unique_names
 from lingbot_map_ros.evaluate_recording import evaluate, Plan, plan
 from lingbot_map_ros.evaluate_results import line
-from lingbot_map_ros.evaluate_settings import add_arguments, complete, read_config, SettingsError
+from lingbot_map_ros.evaluate_settings import SettingsError
 from lingbot_map_ros.parameter_spec import ParameterError
 import torch
 
-PROGRAM = 'lingbot_map_evaluate'
 _BAD_INPUT = (
     SourceError,
     MetricsError,
@@ -59,10 +57,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run the program; return its exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has them ignored
         signal.signal(number, signal.default_int_handler)
-    args = vars(_parser().parse_args(argv))
+    args = vars(make_parser(__doc__).parse_args(argv))
     out, overwrite, rerun = args.pop('out'), args.pop('overwrite'), args.pop('rerun')
     try:
-        paths, settings = _inputs_and_settings(args.pop('recordings'), args.pop('config'), args)
+        paths, settings = inputs_and_settings(args)
         recordings = _open(paths, settings)
         _check_rerun(rerun, len(recordings))
         with only_writer(out), deterministic_kernels() as kernels:
@@ -72,86 +70,14 @@ def main(argv: list[str] | None = None) -> int:
             job = Job(settings, kernels, out, rerun)
             return _evaluate_all(recordings, todo, job)
     except _BAD_INPUT as error:
-        _say_error(str(error))
+        say_error(str(error))
         return 2
     except OSError as error:
-        _say_error(str(error))
+        say_error(str(error))
         return 1
     except KeyboardInterrupt:
-        _say_error('interrupted, nothing was written')
+        say_error('interrupted, nothing was written')
         return 1
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=PROGRAM,
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog='Defaults in brackets.',
-    )
-    add = parser.add_argument
-    add(
-        'recordings',
-        nargs='*',
-        type=Path,
-        metavar='RECORDING',
-        help='rosbag2, ROS 1 bag, folder of images or of a data set (TUM RGB-D, EuRoC, KITTI, '
-        '7-Scenes), video',
-    )
-    add(
-        '--out',
-        type=Path,
-        metavar='DIR',
-        default=Path('results/evaluation'),
-        help='where to write (results/evaluation)',
-    )
-    add(
-        '--config',
-        type=Path,
-        metavar='run.yaml',
-        help='take settings, and the recording if none is given, from an earlier evaluation',
-    )
-    add('--overwrite', action='store_true', help='evaluate finished recordings again')
-    add(
-        '--rerun',
-        type=Path,
-        metavar='FILE.rrd',
-        help='also write a Rerun recording of the one recording (needs the package rerun-sdk)',
-    )
-    add_arguments(parser)
-    return parser
-
-
-def _inputs_and_settings(
-    paths: list[Path], config: Path | None, given: dict
-) -> tuple[list[Path], dict]:
-    """Return the recordings and the settings: what is given goes before what the file says."""
-    values = {}
-    if config is not None:
-        content = read_config(config)
-        values = content['settings'] | content['resolved']
-        paths = paths or [Path(str(content['input'].get('path')))]
-        _warn_of_versions(config, content['versions'])
-    settings = complete(values | given)
-    if not paths:
-        raise SettingsError('name a recording, or an earlier run.yaml with --config')
-    truth = settings['ground_truth']
-    if len(paths) > 1 and truth not in ('', NO_TRUTH) and Path(truth).is_file():
-        raise SettingsError(
-            f"ground_truth is the file '{truth}', which cannot belong to {len(paths)} recordings"
-        )
-    return paths, settings
-
-
-def _warn_of_versions(config: Path, recorded: dict) -> None:
-    present = versions()
-    changed = [
-        f'{name} {then} (now {present.get(name)})'
-        for name, then in recorded.items()
-        if present.get(name) != then
-    ]
-    if changed:
-        _say_error(f"'{config}' was made with {', '.join(changed)}: figures may differ")
 
 
 def _open(paths: list[Path], settings: dict) -> list[Recording]:
@@ -181,17 +107,17 @@ def _evaluate_all(recordings: list[Recording], todo: list[Recording], job: Job) 
         try:
             _evaluate_one(plan(recording, job.settings, job.rerun), load_once, job)
         except (*_BAD_INPUT, StreamLimitError, torch.OutOfMemoryError) as error:
-            _say_error(f'{recording.name}: {_reason(error)}')
+            say_error(f'{recording.name}: {_reason(error)}')
             continue
         except KeyboardInterrupt:
-            _say_error(f'{recording.name}: interrupted, it starts again next time')
+            say_error(f'{recording.name}: interrupted, it starts again next time')
             interrupted = True
             break
         done.append(recording)
         _write_tables([r for r in recordings if r in done], job.out)
-    if len(done) < len(recordings):
+    if len(done) < len(recordings) > 1:
         kept = f"{len(done)} of {len(recordings)} recordings are finished and kept in '{job.out}'"
-        _say_error(kept if done else 'nothing was written')
+        say_error(kept if done else 'nothing was written')
     return 0 if len(done) == len(recordings) else 1 if done or interrupted else 2
 
 
@@ -240,10 +166,6 @@ def _reason(error: Exception) -> str:
 
 def _say(text: str) -> None:
     sys.stdout.write(f'{text}\n')
-
-
-def _say_error(text: str) -> None:
-    sys.stderr.write(f'{PROGRAM}: {text}\n')
 
 
 if __name__ == '__main__':

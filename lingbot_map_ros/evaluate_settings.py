@@ -152,13 +152,43 @@ def _length(values: list[float]) -> float:
     return sum(value * value for value in values) ** 0.5
 
 
-def read_config(path: Path) -> dict:
-    """Return the content of a run.yaml; raise SettingsError if it is none."""
+def read_node_params(path: Path) -> dict[str, object]:
+    """
+    Return the settings in a parameter file of the node; what else it sets has no meaning here.
+
+    Raises SettingsError if it is no such file.
+    """
+    content, found = _load_yaml(path), {}
+    if not isinstance(content, dict) or not all(isinstance(v, dict) for v in content.values()):
+        raise SettingsError(f"'{path}' is not a ROS parameter file")
+    for node, values in content.items():
+        if str(node).rpartition('/')[2] in ('**', 'lingbot_map'):
+            found |= _flat(values.get('ros__parameters') or {})
+    return {name: value for name, value in found.items() if name in PARAMETERS and name in SPECS}
+
+
+def _flat(values: Mapping, prefix: str = '') -> dict[str, object]:
+    """Return nested groups of parameters as one, with names joined by dots."""
+    found = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f'{prefix}{name}.')
+        else:
+            found[f'{prefix}{name}'] = value
+    return found
+
+
+def _load_yaml(path: Path) -> object:
     try:
-        content = yaml.safe_load(path.read_text())
+        return yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = ' '.join(str(error).split())
         raise SettingsError(f"'{path}' cannot be read: {reason}") from None
+
+
+def read_config(path: Path) -> dict:
+    """Return the content of a run.yaml; raise SettingsError if it is none."""
+    content = _load_yaml(path)
     wanted = {'input': dict, 'settings': dict, 'resolved': dict, 'versions': dict}
     if not isinstance(content, dict) or any(
         not isinstance(content.get(key), kind) for key, kind in wanted.items()
