@@ -104,7 +104,8 @@ def _least_of_best(confidence: torch.Tensor, percent: float) -> float | torch.Te
     count = math.ceil(len(confidence) * percent / 100)
     if count == 0:
         return torch.inf
-    return torch.kthvalue(confidence, len(confidence) - count + 1).values
+    # sorted, since kthvalue has no deterministic kernel on CUDA
+    return confidence.sort().values[len(confidence) - count]
 
 
 def _strided(K: np.ndarray, stride: int) -> np.ndarray:
