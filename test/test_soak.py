@@ -99,6 +99,8 @@ def check(count, growth_mib):
         LOGGER.info('in %d = out %d + dropped %s', counts.received, counts.out, counts.dropped)
         LOGGER.info('memory [MiB]: %s', ' '.join(f'{m:.1f}' for m in memory_mib))
         half = memory_mib[CHECKPOINTS // 2 :]
+        # A leak shows in every step; what glibc keeps of one busy moment shows in a single one.
+        assert np.median(np.diff(half)) < 0.1, memory_mib
         assert max(half) - half[0] < growth_mib, memory_mib
         assert rig.state() == 'TRACKING'
 
@@ -109,4 +111,4 @@ def test_a_short_soak_is_accounted_for_to_the_last_image():
 
 @pytest.mark.slow
 def test_a_long_soak_is_accounted_for_to_the_last_image():
-    check(20000, growth_mib=15.0)
+    check(20000, growth_mib=64.0)
