@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
         say_error(str(error))
         return 1
     except KeyboardInterrupt:
-        say_error('interrupted, nothing was written')
+        say_error('interrupted')
         return 1
 
 

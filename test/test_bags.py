@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, Writer
 from rosbags.typesys import get_types_from_msg, get_typestore, Stores
+import yaml
 
 SECOND = 10**9
 
@@ -72,6 +73,21 @@ def test_a_storage_file_without_metadata_is_read(tmp_path):
     assert_reads_pictures(open_source(bag / 'bag.mcap'), 3)
     (bag / 'metadata.yaml').unlink()
     assert_reads_pictures(open_source(bag), 3)
+
+
+def test_split_files_are_one_recording(tmp_path):
+    first = write_bag(tmp_path / 'bag', pictures(3), 'mcap')
+    second = write_bag(tmp_path / 'next', pictures(5)[3:], 'mcap')
+    (second / 'next.mcap').rename(first / 'next.mcap')
+    both = [yaml.safe_load((bag / 'metadata.yaml').read_text()) for bag in (first, second)]
+    whole, other = (content['rosbag2_bagfile_information'] for content in both)
+    whole['relative_file_paths'] += other['relative_file_paths']
+    whole['files'] += other['files']
+    whole['message_count'] += other['message_count']
+    whole['duration']['nanoseconds'] = 4 * SECOND
+    whole['topics_with_message_count'][0]['message_count'] += 2
+    (first / 'metadata.yaml').write_text(yaml.safe_dump(both[0]))
+    assert_reads_pictures(open_source(first), 5)
 
 
 @pytest.mark.parametrize(

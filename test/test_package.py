@@ -130,6 +130,9 @@ def test_build_installs_the_programs(workspace):
     helped = run_sourced(workspace, [str(programs / 'lingbot_map_replay'), '--help'])
     assert helped.returncode == 0, helped.stderr
     assert '--image-topic' in helped.stdout
+    helped = run_sourced(workspace, [str(programs / 'lingbot_map_evaluate'), '--help'])
+    assert helped.returncode == 0, helped.stderr
+    assert '--ground-truth' in helped.stdout
     node = [str(programs / 'lingbot_map_node'), '--ros-args', '-p', 'checkpoint:=/no/weights.pt']
     refused = run_sourced(workspace, node)
     assert refused.returncode == 1
