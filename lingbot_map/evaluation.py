@@ -13,7 +13,7 @@ import resource
 import time
 
 from lingbot_map.camera_model import Camera
-from lingbot_map.engine import FrameResult, StreamEngine
+from lingbot_map.engine import FrameResult, StreamEngine, StreamLimitError
 from lingbot_map.image_mask import ImageMask
 from lingbot_map.map_frame import MapFrame
 from lingbot_map.sources import SourceError
@@ -137,12 +137,13 @@ class _Feed:
             self._check_size(stamp_ns, rgb)
             self.images += 1
             prepared = self._view.prepare(rgb)
-            yield from self._timed(self._engine.push, prepared, (stamp_ns, prepared))
+            try:
+                results = self._timed(self._engine.push, prepared, (stamp_ns, prepared))
+            except StreamLimitError:  # with on_limit stop
+                raise _memory_is_full(stamp_ns) from None
             if self._engine.sequence != self._sequence:
-                raise SourceError(
-                    f'the map cannot go on at {stamp_ns * 1e-9:.3f} s, since the memory is full: '
-                    'raise max_keyframes or keyframe_interval'
-                )
+                raise _memory_is_full(stamp_ns)
+            yield from results
         if self._engine.waiting:
             yield from self._timed(self._engine.flush)
 
@@ -177,6 +178,13 @@ class _Feed:
         return Timing(
             self._warm_up_s, self._scale_batch_ms, self._frame_ms, self._engine_s, total_s
         )
+
+
+def _memory_is_full(stamp_ns: int) -> SourceError:
+    return SourceError(
+        f'the map cannot go on at {stamp_ns * 1e-9:.3f} s, since the memory is full: '
+        'raise max_keyframes or keyframe_interval, or set on_limit to roll_over'
+    )
 
 
 def timing_values(timing: Timing, run: Run, device: torch.device) -> dict[str, object]:

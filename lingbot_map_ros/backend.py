@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from lingbot_map.checkpoint import default_dtype, load_model
-from lingbot_map.config import PRESET_IMAGE_WIDTH, StreamConfig
 from lingbot_map.engine import StreamEngine
 from lingbot_map_ros.parameter_spec import ParameterError
 from lingbot_map_ros.parameters import NodeParams
+from lingbot_map_ros.stream_settings import stream_config
 import torch
 
 
@@ -19,19 +19,7 @@ def load_engine(params: NodeParams) -> StreamEngine:
     device = choose_device(params.device)
     dtype = default_dtype(device) if params.dtype == 'auto' else getattr(torch, params.dtype)
     model = load_model(params.model, params.checkpoint, device, dtype)
-    config = StreamConfig(
-        num_scale_frames=params.num_scale_frames,
-        sliding_window=params.sliding_window,
-        max_keyframes=params.max_keyframes,
-        keyframe_interval=params.keyframe_interval,
-        image_width=network_width(params),
-    )
-    return StreamEngine(model, config, device)
-
-
-def network_width(params: NodeParams) -> int:
-    """Return the width of the network's input [px]: the parameter, or the model's own."""
-    return params.image_width or PRESET_IMAGE_WIDTH[params.model]
+    return StreamEngine(model, stream_config(params), device)
 
 
 def choose_device(name: str) -> torch.device:

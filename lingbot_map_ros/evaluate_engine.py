@@ -10,8 +10,9 @@ import platform
 
 from lingbot_map.checkpoint import default_dtype, resolve
 from lingbot_map.engine import StreamEngine
-from lingbot_map_ros.backend import choose_device, load_engine, network_width
+from lingbot_map_ros.backend import choose_device, load_engine
 from lingbot_map_ros.parameters import NodeParams, PARAMETERS
+from lingbot_map_ros.stream_settings import network_width
 import torch
 
 _PACKAGES = ('lingbot_map_ros', 'torch', 'numpy', 'pillow', 'rosbags', 'opencv-python-headless')
@@ -31,7 +32,10 @@ class Loaded:
 def load(settings: dict) -> Loaded:
     """Load the network; CheckpointError, ParameterError: weights or device cannot be used."""
     names = settings.keys() & PARAMETERS.keys() - {_INTERVAL}
-    params = NodeParams.from_values({name: settings[name] for name in names})
+    values = {name: settings[name] for name in names}
+    if values['keyframe_policy'] == 'auto':  # each recording sets the interval that it needs
+        values['keyframe_policy'] = 'interval'
+    params = NodeParams.from_values(values)
     device = choose_device(params.device)
     dtype = default_dtype(device) if params.dtype == 'auto' else getattr(torch, params.dtype)
     engine = load_engine(params)

@@ -61,12 +61,15 @@ def plan(recording: Recording, settings: dict, rerun: Path | None = None) -> Pla
         stamps_ns = [pictures.stamps_ns[i] for i in pictures.chosen]
         match(stamps_ns, np.empty((len(stamps_ns), 4, 4)), truth, settings['tolerance'])
     view, note = viewing(recording, settings)
-    interval = settings['keyframe_interval'] or interval_for(
-        len(pictures),
-        settings['num_scale_frames'],
-        max(settings['max_keyframes'], settings['num_scale_frames'] + 1),
-    )
+    interval = _interval(len(pictures), settings)
     return Plan(recording, settings, pictures, truth, interval, view, [note] * bool(note), rerun)
+
+
+def _interval(images: int, settings: dict) -> int:
+    if settings['keyframe_policy'] != 'auto' and settings['keyframe_interval']:
+        return settings['keyframe_interval']
+    scale_frames = settings['num_scale_frames']
+    return interval_for(images, scale_frames, max(settings['max_keyframes'], scale_frames + 1))
 
 
 def mount(values: list[float]) -> np.ndarray:
@@ -128,10 +131,9 @@ def _complete_record(planned: Plan, record: dict) -> dict:
         'images': len(planned.pictures.stamps_ns),
         'skipped': source.skipped,
     }
-    resolved = {
-        'keyframe_interval': planned.keyframe_interval,
-        'image_topic': getattr(source, 'image_topic', ''),
-    }
+    resolved = {'image_topic': getattr(source, 'image_topic', '')}
+    if planned.settings['keyframe_policy'] != 'flow':
+        resolved['keyframe_interval'] = planned.keyframe_interval
     truth = Path(planned.settings['ground_truth'])
     if truth.is_file():
         resolved['ground_truth'] = str(truth.resolve())

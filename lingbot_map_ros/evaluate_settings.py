@@ -30,6 +30,11 @@ _OF_THE_NODE = (
     'num_scale_frames',
     'sliding_window',
     'max_keyframes',
+    'on_limit',
+    'overlap_keyframes',
+    'keyframe_policy',
+    'flow_threshold',
+    'max_non_keyframe_gap',
     'scale',
     'points.min_confidence',
     'points.max_depth',
@@ -43,8 +48,8 @@ _OF_THE_NODE = (
 _OWN = {
     'keyframe_interval': Spec(
         0, 'Every n-th frame after the scale frames is kept; 0 takes the smallest n with which '
-        'the whole recording fits into max_keyframes; with a smaller one the memory rolls over.',
-        low=0, high=1000),
+        'the whole recording fits into max_keyframes, as with keyframe_policy auto; with a '
+        'smaller one the memory rolls over. For keyframe_policy interval.', low=0, high=1000),
     'image_topic': Spec('', 'Image topic of the bag; empty takes the only one.'),
     'camera_info': Spec(
         '', 'CameraInfo topic of the bag, whose distortion is removed; empty takes the one beside '

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lingbot_map_ros.parameter_spec import ParameterError
+from lingbot_map_ros.stream_settings import stream_config
 
 _FRAMES = {  # those that a tf_mode needs
     'off': ('map_frame',),
@@ -37,3 +38,11 @@ def check_scale(params) -> None:
             f"parameter 'tf_mode' is '{params.tf_mode}', which needs metres, but 'scale' is 1.0 "
             "(unknown): set 'scale' to metres per network unit, or 'scale_source' to 'odometry'"
         )
+
+
+def check_stream(params) -> None:
+    """Raise ParameterError if the memory cannot work as it is sized, or a policy lacks a value."""
+    try:
+        stream_config(params)
+    except ValueError as error:
+        raise ParameterError(f'parameter {error}') from None

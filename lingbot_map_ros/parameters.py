@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, fields
 import difflib
 import sys
 
-from lingbot_map_ros.parameter_checks import check_frames, check_scale
-from lingbot_map_ros.parameter_spec import ParameterError, Spec, Value
+from lingbot_map_ros.parameter_checks import check_frames, check_scale, check_stream
+from lingbot_map_ros.parameter_spec import Spec, Value
 
 
 def _of(spec: Spec):
@@ -123,11 +123,36 @@ class NodeParams:
         64, 'Newest keyframes whose patches are attended to, beside the anchors.',
         unit='keyframes', low=0, high=1024))
     max_keyframes: int = _of(Spec(
-        320, 'Keyframes that one map can hold; the network was trained on up to 320 views.',
+        320, 'Keyframes that the memory can hold, whose size this fixes; what happens then says '
+        'on_limit. The network was trained on up to 320 views.',
         unit='keyframes', low=1, high=100000))
+    on_limit: str = _of(Spec(
+        'roll_over', 'When max_keyframes are held: go on in the same map, in a new window of '
+        'memory (roll_over); forget map and path and start a new map (reset); or refuse images '
+        'until ~/reset (stop).', choices=('roll_over', 'reset', 'stop')))
+    overlap_keyframes: int = _of(Spec(
+        8, 'Newest keyframes with which the next window begins, so that both can be aligned; each '
+        'of them costs an extra run of the network. max_keyframes must be at least this plus the '
+        'larger of this and num_scale_frames. For on_limit roll_over.',
+        unit='keyframes', low=1, high=1024))
+    keyframe_policy: str = _of(Spec(
+        'interval', 'Which frames after the scale frames are kept as keyframes: every '
+        'keyframe_interval-th (interval), those for which the camera has moved enough (flow), or '
+        'every n-th so that expected_frames fit into max_keyframes (auto).',
+        choices=('interval', 'flow', 'auto')))
     keyframe_interval: int = _of(Spec(
-        1, 'Every n-th frame after the scale frames is kept as a keyframe.',
+        1, 'Every n-th frame after the scale frames is kept. For keyframe_policy interval.',
         unit='frames', low=1, high=1000, settable=True))
+    flow_threshold: float = _of(Spec(
+        20.0, 'A frame is kept when the scene has moved so far, on average, in the input of the '
+        'network (image_width wide) since the last keyframe. For keyframe_policy flow.',
+        unit='px', low=0.1, high=1000.0))
+    max_non_keyframe_gap: int = _of(Spec(
+        30, 'A frame is kept at the latest so many frames after the last keyframe. For '
+        'keyframe_policy flow.', unit='frames', low=1, high=100000))
+    expected_frames: int = _of(Spec(
+        0, 'Images that will come, about. For keyframe_policy auto, which needs it.',
+        unit='frames', low=0, high=100000000))
     queue: str = _of(Spec(
         'latest', 'latest: the newest image wins and older ones are dropped (robots). '
         'lossless: every image is run, subscribed reliably (replay).',
@@ -192,11 +217,7 @@ class NodeParams:
         params = _build(cls, values, '')
         check_frames(params)
         check_scale(params)
-        if params.max_keyframes < params.num_scale_frames:
-            raise ParameterError(
-                f"parameter 'max_keyframes' is {params.max_keyframes}: it must be at least "
-                f"'num_scale_frames' ({params.num_scale_frames})"
-            )
+        check_stream(params)
         return params
 
 
@@ -223,6 +244,7 @@ def _specs(cls, prefix='') -> dict[str, Spec]:
 
 
 PARAMETERS: dict[str, Spec] = _specs(NodeParams)
+_USE_SIM_TIME = Spec(False, 'Take the time from /clock.')  # every node has it
 
 
 def declare_params(node) -> None:
@@ -260,7 +282,9 @@ def check_overrides(overrides: Mapping[str, Value]) -> list[str]:
     for name, value in overrides.items():
         if name in PARAMETERS:
             PARAMETERS[name].check(name, value)
-        elif name != 'use_sim_time' and not name.startswith('qos_overrides.'):
+        elif name == 'use_sim_time':
+            _USE_SIM_TIME.check(name, value)
+        elif not name.startswith('qos_overrides.'):
             close = difflib.get_close_matches(name, PARAMETERS, n=1)
             hint = f", did you mean '{close[0]}'?" if close else ''
             warnings.append(f"'{name}' is not a parameter of this node and is ignored{hint}")

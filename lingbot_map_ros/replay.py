@@ -27,7 +27,8 @@ from lingbot_map.sources import open_source, Source, SourceError
 from lingbot_map_ros import results
 from lingbot_map_ros.live_check import compare_with_lossless, LiveCheck, TRAJECTORY
 from lingbot_map_ros.node import LingbotMapNode
-from lingbot_map_ros.parameters import ParameterError, PARAMETERS
+from lingbot_map_ros.parameter_spec import ParameterError
+from lingbot_map_ros.parameters import PARAMETERS
 from lingbot_map_ros.player import Player, PlayerError
 import numpy as np
 import rclpy

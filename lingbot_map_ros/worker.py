@@ -12,7 +12,6 @@ import time
 from lingbot_map.engine import FrameResult, StreamEngine, StreamLimitError
 from lingbot_map.raw_images import UnsupportedImage
 from lingbot_map.view import View
-from lingbot_map_ros.backend import network_width
 from lingbot_map_ros.delivery import Delivery
 from lingbot_map_ros.heap import keep_freed_memory
 from lingbot_map_ros.image_input import ImageInput
@@ -30,6 +29,7 @@ from lingbot_map_ros.ledger import (
 )
 from lingbot_map_ros.parameters import NodeParams
 from lingbot_map_ros.publishing import Outputs
+from lingbot_map_ros.stream_settings import network_width
 import numpy as np
 import torch
 

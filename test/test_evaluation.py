@@ -104,6 +104,13 @@ def test_a_map_that_cannot_go_on_is_an_error():
         run_recording(engine, pictures(8))
 
 
+def test_a_full_memory_that_stops_is_an_error():
+    engine = fake()
+    engine._params.max_keyframes, engine.keyframe_interval = 4, 1
+    with pytest.raises(SourceError, match='cannot go on at 5.000 s.*on_limit to roll_over'):
+        run_recording(engine, pictures(8))
+
+
 def test_a_camera_mounted_sideways():
     engine, placed = fake(), []
     run, _ = run_recording(engine, pictures(4), viewing=Viewing(degrees=90),

@@ -120,7 +120,7 @@ def test_a_failed_autostart_asks_for_exit_code_1():
 
 
 def test_a_parameter_that_does_not_fit_another_fails_configure(capfd):
-    with running(autostart=False, max_keyframes=1, num_scale_frames=2) as rig:
+    with running(autostart=False, max_keyframes=1, num_scale_frames=2, on_limit='stop') as rig:
         assert not change(rig, Transition.TRANSITION_CONFIGURE)
         assert rig.set_parameter('max_keyframes', 2).successful
         assert change(rig, Transition.TRANSITION_CONFIGURE)

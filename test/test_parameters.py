@@ -1,7 +1,9 @@
 """The table of parameters and everything that is made from it."""
 
+from dataclasses import fields
 from pathlib import Path
 
+from lingbot_map.config import PRESET_IMAGE_WIDTH, StreamConfig
 from lingbot_map_ros.parameter_spec import ParameterError
 from lingbot_map_ros.parameter_texts import as_markdown, as_yaml
 from lingbot_map_ros.parameters import (
@@ -13,6 +15,7 @@ from lingbot_map_ros.parameters import (
     read_params,
     refusals,
 )
+from lingbot_map_ros.stream_settings import stream_config
 import pytest
 import rclpy
 from rclpy.parameter import Parameter
@@ -99,9 +102,46 @@ def test_values_that_only_look_wrong_are_taken():
     assert (params.tf_mode, params.compile_mode) == ('off', 'off')  # unquoted in YAML
 
 
-def test_a_map_must_hold_its_scale_frames():
-    with pytest.raises(ParameterError, match="'max_keyframes' is 4.*'num_scale_frames'"):
-        NodeParams.from_values({'max_keyframes': 4, 'num_scale_frames': 5})
+@pytest.mark.parametrize(
+    ('values', 'told'),
+    [
+        ({'max_keyframes': 4, 'num_scale_frames': 5}, "'max_keyframes' is 4.*scale_frames .5.*r"),
+        (
+            {'max_keyframes': 19, 'overlap_keyframes': 8, 'num_scale_frames': 12},
+            "'max_keyframes' is 19;.*'overlap_keyframes' 8 .* 12 .* at least 20: raise it, or set",
+        ),
+        ({'keyframe_policy': 'auto'}, "'keyframe_policy' is 'auto', which needs 'expected_frames"),
+        (
+            {'keyframe_policy': 'auto', 'expected_frames': 9, 'max_keyframes': 8}
+            | {'on_limit': 'stop'},
+            "'keyframe_policy' is 'auto', which needs 'max_keyframes' above",
+        ),
+    ],
+)
+def test_settings_of_the_memory_must_go_together(values, told):
+    with pytest.raises(ParameterError, match=told) as caught:
+        NodeParams.from_values(values)
+    assert str(caught.value).startswith("parameter '") and '\n' not in str(caught.value)
+
+
+def test_only_rolling_over_needs_room_for_an_overlap():
+    values = {'max_keyframes': 20, 'overlap_keyframes': 8, 'num_scale_frames': 12}
+    assert NodeParams.from_values(values).on_limit == 'roll_over'
+    values |= {'max_keyframes': 12, 'on_limit': 'stop'}
+    assert NodeParams.from_values(values).max_keyframes == 12
+
+
+def test_every_setting_of_a_stream_is_a_parameter_with_the_default_of_the_library():
+    names = {item.name for item in fields(StreamConfig)} - {'image_width'}  # 0: the model's own
+    for name in names:
+        assert PARAMETERS[name].default == getattr(StreamConfig(), name), name
+    values = {'num_scale_frames': 3, 'sliding_window': 5, 'max_keyframes': 31, 'model': 'tiny'} | {
+        'on_limit': 'reset', 'overlap_keyframes': 6, 'keyframe_policy': 'flow',
+        'keyframe_interval': 4, 'flow_threshold': 7.5, 'max_non_keyframe_gap': 11,
+        'expected_frames': 77}  # fmt: skip
+    config = stream_config(NodeParams.from_values(values))
+    assert {name: getattr(config, name) for name in names} | {'model': 'tiny'} == values
+    assert config.image_width == PRESET_IMAGE_WIDTH['tiny']
 
 
 def test_a_misspelt_name_is_reported_with_the_likely_one():
@@ -116,6 +156,8 @@ def test_a_misspelt_name_is_reported_with_the_likely_one():
 def test_a_wrong_value_given_at_start_is_found():
     with pytest.raises(ParameterError, match="'points.stride' is 0"):
         check_overrides({'points.stride': 0})
+    with pytest.raises(ParameterError, match="'use_sim_time' is 'yes': it must be bool"):
+        check_overrides({'use_sim_time': 'yes'})
 
 
 def test_only_settable_parameters_may_change_while_running():
