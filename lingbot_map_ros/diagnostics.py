@@ -43,6 +43,7 @@ def add_reception(status: DiagnosticStatus, topic: ImageTopic, silence: str) -> 
             'image_publishers_not_heard': '; '.join(
                 f'{name} on {topic.name}: {why}' for name, why in topic.unheard.items()
             ),
+            'images_lost_on_the_way': topic.lost,
             'silence': silence,
         }
     )

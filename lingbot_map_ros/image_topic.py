@@ -28,6 +28,7 @@ _OVERRIDABLE = (
     QoSPolicyKind.RELIABILITY,
     QoSPolicyKind.DURABILITY,
 )
+_LOST_SAID_EVERY_S = 60.0
 _LENIENT = {'reliability': 'best_effort', 'durability': 'volatile'}  # what hears everybody
 
 
@@ -36,12 +37,14 @@ class ImageTopic:
     Subscribes images and watches who publishes them.
 
     `heard` counts the publishers that fit; `unheard` holds, by node, why its publishers do not.
+    `lost` counts images that were sent and that the middleware did not bring here whole.
     """
 
     def __init__(
         self, node: Node, params: NodeParams, on_image: Callable, callback_group: CallbackGroup
     ):
         self.heard, self.unheard = 0, {}
+        self.lost = 0
         self._node, self._lock = node, threading.Lock()
         compressed = params.image_transport == 'compressed'
         message_type = CompressedImage if compressed else Image
@@ -58,7 +61,9 @@ class ImageTopic:
             self._qos,  # overrides are written into it
             callback_group=callback_group,
             qos_overriding_options=QoSOverridingOptions(_OVERRIDABLE),
-            event_callbacks=SubscriptionEventCallbacks(incompatible_qos=lambda _: self.look()),
+            event_callbacks=SubscriptionEventCallbacks(
+                incompatible_qos=lambda _: self.look(), message_lost=self._on_lost
+            ),
         )
 
     @property
@@ -86,6 +91,18 @@ class ImageTopic:
                 self._node.get_logger().warning(
                     f'images of {name} on {self.name} are not heard: {self.unheard[name]}'
                 )
+
+    def _on_lost(self, event) -> None:
+        self.lost = event.total_count
+        self._node.get_logger().warning(self.lost_text(), throttle_duration_sec=_LOST_SAID_EVERY_S)
+
+    def lost_text(self) -> str:
+        """Return one line on the images that got lost on the way."""
+        return (
+            f'{self.lost} images on {self.name} got lost on the way here: make room for large '
+            'messages (Fast DDS: set FASTRTPS_DEFAULT_PROFILES_FILE to '
+            'config/fastdds_large_messages.xml for the camera and for this node)'
+        )
 
     def _obstacle(self, info: TopicEndpointInfo) -> str:
         """Return why a publisher is not heard, and the remedy; '' if it is."""

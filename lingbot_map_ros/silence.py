@@ -61,6 +61,8 @@ def silence_text(node: Node, topic: ImageTopic) -> str:
         return f'{text}: not heard are ' + '; '.join(
             f'{name}: {obstacle}' for name, obstacle in topic.unheard.items()
         )
+    if topic.lost:
+        return f'{text}: {topic.lost_text()}'
     if count:
         return f'{text}: it is silent'
     found = [

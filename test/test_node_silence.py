@@ -1,5 +1,8 @@
 """When no images come, one line says where there are some."""
 
+import subprocess
+import sys
+
 from image_messages import encode
 from lingbot_map_ros import silence
 from node_rig import running
@@ -59,7 +62,36 @@ def test_the_publisher_is_silent(rig):
     assert 'silent' in text
 
 
-def test_it_is_said_once_and_ends_with_the_first_image(rig, capfd):
+_CAMERA = """
+import time
+import rclpy
+from sensor_msgs.msg import Image
+rclpy.init()
+publisher = rclpy.create_node('camera').create_publisher(Image, '/image', 1)
+picture = Image(height=1080, width=1920, step=5760, encoding='rgb8', data=bytes(6220800))
+while True:
+    publisher.publish(picture)
+    time.sleep(0.05)
+"""
+
+
+def test_images_that_get_lost_on_the_way_are_told_from_silence(monkeypatch, capfd):
+    # From another process, far larger than the middleware's default shared memory.
+    monkeypatch.delenv('FASTRTPS_DEFAULT_PROFILES_FILE', raising=False)
+    with running(num_scale_frames=1, queue='latest') as rig:
+        camera = subprocess.Popen([sys.executable, '-c', _CAMERA])
+        try:
+            topic = rig.node._image_topic
+            rig.wait(lambda: topic.lost)
+        finally:
+            camera.kill()
+            camera.wait()
+        assert 'lost on the way here' in capfd.readouterr().err
+        assert 'fastdds_large_messages.xml' in silence.silence_text(rig.node, topic)
+        assert int(rig.diagnostic('images_lost_on_the_way')) > 0
+
+
+def test_it_is_said_once_and_ends_with_the_first_image(capfd, rig):  # from before the rig on
     for _ in range(4):
         rig.diagnostic('state')
     publisher = rig.probe.create_publisher(Image, '/image', 1)
