@@ -17,7 +17,6 @@ import signal
 import sys
 
 from lingbot_map.checkpoint import CheckpointError
-from lingbot_map.engine import StreamLimitError
 from lingbot_map.evaluation import deterministic_kernels
 from lingbot_map.image_mask import MaskError
 from lingbot_map.metrics import MetricsError
@@ -106,7 +105,7 @@ def _evaluate_all(recordings: list[Recording], todo: list[Recording], job: Job) 
     for recording in todo:
         try:
             _evaluate_one(plan(recording, job.settings, job.rerun), load_once, job)
-        except (*_BAD_INPUT, StreamLimitError, torch.OutOfMemoryError) as error:
+        except (*_BAD_INPUT, torch.OutOfMemoryError) as error:
             say_error(f'{recording.name}: {_reason(error)}')
             continue
         except KeyboardInterrupt:
