@@ -90,9 +90,12 @@ def read_state(path: Path) -> dict[str, Tensor]:
             f"checkpoint '{path}' is not a readable weights file ({reason}); download it again"
         ) from error
     state = state.get('model', state) if isinstance(state, dict) else state
-    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+    if not isinstance(state, dict) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) and value.is_floating_point()
+        for key, value in state.items()
+    ):
         raise CheckpointError(
-            f"checkpoint '{path}' is not a state dict: expected tensors by "
+            f"checkpoint '{path}' is not a state dict: expected tensors of floats by "
             "name, or the same under the key 'model'"
         )
     return state

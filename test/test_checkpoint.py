@@ -132,10 +132,14 @@ def test_wrong_names_say_what_to_do(model, checkpoint, part):
     assert part in str(error.value)
 
 
-def test_lists_of_tensors_are_no_state_dict(tmp_path):
-    torch.save([torch.ones(2)], tmp_path / 'list.pt')
+@pytest.mark.parametrize(
+    'content',
+    [[torch.ones(2)], {1: torch.ones(2)}, {'model': torch.ones(2)}, {'a': torch.ones(2).int()}],
+)
+def test_what_is_no_state_dict_is_said(tmp_path, content):
+    torch.save(content, tmp_path / 'other.pt')
     with pytest.raises(CheckpointError, match='not a state dict'):
-        read_state(tmp_path / 'list.pt')
+        read_state(tmp_path / 'other.pt')
 
 
 def test_trunk_precision_leaves_norms_and_heads_alone(state):
