@@ -20,7 +20,7 @@ class Pose:
     q_xyzw: np.ndarray  # (4,) float64, unit length, the rotation of T_map_body
 
 
-class PoseTrack:
+class ContinuousPoses:
     """Gives the poses of one body quaternions whose signs do not jump."""
 
     def __init__(self):
@@ -58,7 +58,7 @@ class MapFrame:
                 T_map_first[:3, :3] = R_REP103_OPTICAL @ R_upright_cam
         self._T_map_first = T_map_first
         self._T_first_world: np.ndarray | None = None
-        self._track = PoseTrack()
+        self._track = ContinuousPoses()
 
     @property
     def origin(self) -> np.ndarray:

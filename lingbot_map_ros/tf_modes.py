@@ -6,7 +6,7 @@ from collections import deque
 import time
 
 from lingbot_map.geometry import invert
-from lingbot_map.map_frame import Pose, PoseTrack
+from lingbot_map.map_frame import ContinuousPoses, Pose
 from lingbot_map_ros.conversions import transform
 from lingbot_map_ros.frames import FrameTree, NoTransform
 from lingbot_map_ros.ledger import to_stamp
@@ -125,7 +125,7 @@ class OdomTransform(MapTransform):
         self._waiting_since_s = float('inf')
         self._pose: Pose | None = None  # of odom in the map
         self._corrected_ns = 0  # when that was found, by the node's clock
-        self._track = PoseTrack()
+        self._track = ContinuousPoses()
         # The node's clock: at a faster simulated time it has to be sent more often.
         self._timer = node.create_timer(
             1 / params.tf_rate, self._tick, MutuallyExclusiveCallbackGroup()
