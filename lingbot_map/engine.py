@@ -104,7 +104,12 @@ class StreamEngine:
     @property
     def keyframes(self) -> int:
         """Frames kept since the last reset."""
-        return 0 if self._memory is None else self._left_behind + self._memory.kept
+        return self._left_behind + self.held_keyframes
+
+    @property
+    def held_keyframes(self) -> int:
+        """Frames that the memory holds now; a roll-over leaves those of the overlap."""
+        return 0 if self._memory is None else self._memory.kept
 
     @property
     def keyframe_interval(self) -> int:

@@ -46,11 +46,12 @@ _DOMAIN_ID = 102  # a running robot hears nothing of this
 class NoNetwork:
     """Stands in for a StreamEngine: the camera stands still before a wall."""
 
-    waiting = 0
+    waiting = window = sequence = 0
     keyframe_interval = 1
+    last_scale_step, last_residual = 1.0, 0.0
 
     def __init__(self, params: NodeParams):
-        self.frames = self.keyframes = 0
+        self.frames = self.keyframes = self.held_keyframes = 0
         self._mapping = crop_map(*_IMAGE_SIZE, _NETWORK_WIDTH, 14)
         width, height = self._mapping.network_size
         self._depth = torch.full((height, width), 2.0)
@@ -63,7 +64,7 @@ class NoNetwork:
         """Nothing to warm up."""
 
     def reset(self) -> None:
-        self.frames = self.keyframes = 0
+        self.frames = self.keyframes = self.held_keyframes = 0
 
     def flush(self) -> list[FrameResult]:
         return []
@@ -71,6 +72,7 @@ class NoNetwork:
     def push(self, rgb: np.ndarray, tag: object) -> list[FrameResult]:
         self.frames += 1
         self.keyframes += 1
+        self.held_keyframes += 1
         K = np.array([[500.0, 0.0, 259.0], [0.0, 500.0, 196.0], [0.0, 0.0, 1.0]])
         return [
             FrameResult(

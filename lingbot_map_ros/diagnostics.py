@@ -100,13 +100,18 @@ def _pace(pipeline: Pipeline) -> dict[str, object]:
 
 def _progress(pipeline: Pipeline) -> dict[str, object]:
     worker, outputs = pipeline.worker, pipeline.outputs
+    progress = worker.progress
     limit = pipeline.params.max_keyframes
     memory = {'gpu_memory_mib': f'{worker.gpu_memory_mib:.0f}'} if worker.gpu_memory_mib else {}
     return memory | {
-        'frames': worker.frames,
-        'keyframes': worker.keyframes,
+        'frames': progress.frames,
+        'keyframes': progress.keyframes,
         'max_keyframes': limit,
-        'cache_fill': f'{min(1.0, worker.keyframes / limit):.0%}',
+        'held_keyframes': progress.held_keyframes,
+        'cache_fill': f'{progress.held_keyframes / limit:.0%}',
+        'window': progress.window,
+        'last_scale_step': f'{progress.last_scale_step:.4f}',
+        'last_residual': f'{progress.last_residual:.4f}',
         'map_number': outputs.epoch,
         'map_points': len(outputs.map),
         'worker_errors': worker.errors,

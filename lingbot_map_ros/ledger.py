@@ -34,7 +34,7 @@ DROP_REASONS = {
     ZERO_STAMP: 'it has no stamp, and zero_stamp or the other images forbid to give it one',
     FRAME_ID: 'its frame id is empty, the map frame, or not that of the images before',
     BAD_IMAGE: 'unsupported encoding, or malformed',
-    MAP_FULL: 'the map holds max_keyframes keyframes',
+    MAP_FULL: 'the map holds max_keyframes keyframes (on_limit: stop)',
     BAD_POSE: 'the network gave a pose that is not finite',
     WORKER_ERROR: 'an exception while it was processed',
     RESET: 'a new map was started while it waited',

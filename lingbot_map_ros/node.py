@@ -11,6 +11,7 @@ from diagnostic_msgs.msg import DiagnosticArray
 from lingbot_map.engine import StreamEngine
 from lingbot_map_ros import diagnostics
 from lingbot_map_ros.backend import load_engine
+from lingbot_map_ros.error_text import describe
 from lingbot_map_ros.image_topic import ImageTopic
 from lingbot_map_ros.parameter_spec import ParameterError
 from lingbot_map_ros.parameters import (
@@ -26,7 +27,6 @@ from lingbot_map_ros.scale_estimation import scale_notice
 from lingbot_map_ros.services import Services
 from lingbot_map_ros.silence import SilenceWatch
 from lingbot_map_ros.transitions import answer_bad_transitions
-from lingbot_map_ros.worker import describe
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
 from rclpy.clock import Clock, ClockType

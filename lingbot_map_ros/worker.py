@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-import os
 import threading
 import time
 
@@ -13,6 +12,7 @@ from lingbot_map.engine import FrameResult, StreamEngine, StreamLimitError
 from lingbot_map.raw_images import UnsupportedImage
 from lingbot_map.view import View
 from lingbot_map_ros.delivery import Delivery
+from lingbot_map_ros.error_text import describe
 from lingbot_map_ros.heap import keep_freed_memory
 from lingbot_map_ros.image_input import ImageInput
 from lingbot_map_ros.inbox import Inbox
@@ -27,7 +27,9 @@ from lingbot_map_ros.ledger import (
     RESET,
     WORKER_ERROR,
 )
+from lingbot_map_ros.library_log import library_log
 from lingbot_map_ros.parameters import NodeParams
+from lingbot_map_ros.progress import Progress
 from lingbot_map_ros.publishing import Outputs
 from lingbot_map_ros.stream_settings import network_width
 import numpy as np
@@ -57,7 +59,7 @@ class Worker:
         self.phase = LOADING
         self.initialized = False  # poses of the present map have been published
         self.waiting = 0  # images in the unfinished scale batch
-        self.frames = self.keyframes = 0  # of the present map
+        self.progress = Progress()  # of the present map
         self.errors = 0
         self.trouble = ''  # why no poses come; '' when all is well
         self.forward_ms = 0.0  # of the newest result
@@ -107,7 +109,7 @@ class Worker:
 
     def _run(self) -> None:
         # Entered once and before the warm-up: a change of the grad mode would recompile.
-        with torch.inference_mode():
+        with torch.inference_mode(), library_log(self._logger):
             while not self._stopping:
                 try:
                     if self._engine is None:
@@ -170,7 +172,7 @@ class Worker:
         self._epoch, self._stale, self._view = epoch, True, None
         self.delivery.begin()
         self.initialized, self._initialized_s = False, float('inf')
-        self.frames = self.keyframes = 0
+        self.progress = Progress()
         self.trouble = ''
 
     def _process(self, frame: Frame) -> None:
@@ -202,19 +204,35 @@ class Worker:
         self._refresh_engine()
         if view is not self._view:
             self._change_view(frame, view, network_size)
-        self._engine.keyframe_interval = self._outputs.params.keyframe_interval
+        self._infer(frame, view.prepare(picture))
+
+    def _infer(self, frame: Frame, rgb: np.ndarray) -> None:
+        engine, params = self._engine, self._outputs.params
+        engine.keyframe_interval = params.keyframe_interval
+        sequence = engine.sequence
         try:
-            results = self._engine.push(view.prepare(picture), frame)
-        except StreamLimitError as error:
-            self.trouble = f'the map is full: {error}'
-            self._drop(
-                frame,
-                MAP_FULL,
-                f'{error}; call ~/reset, or raise max_keyframes or keyframe_interval',
+            results = engine.push(rgb, frame)
+        except StreamLimitError:
+            self.trouble = (
+                f'the map holds max_keyframes ({params.max_keyframes}) and on_limit is '
+                f"'{params.on_limit}': call ~/reset for a new map, or set on_limit to roll_over"
             )
+            self._drop(frame, MAP_FULL, self.trouble)
             return
+        if engine.sequence != sequence:
+            self._follow_engine(frame)
         self.trouble = ''
         self._deliver(results)
+
+    def _follow_engine(self, frame: Frame) -> None:
+        """Turn to a new map: the engine began one by itself, with this image."""
+        self._logger.warning(
+            'the memory is full: starting a new map, path and map are emptied '
+            f'(on_limit: {self._outputs.params.on_limit})'
+        )
+        view = self._view
+        self._start_new_map(frame)
+        self._stale, self._view = False, view
 
     def _view_of(self, picture: np.ndarray) -> View:
         size = picture.shape[1::-1]
@@ -242,9 +260,13 @@ class Worker:
         self._view = view
 
     def _start_new_map(self, frame: Frame) -> None:
-        """Turn to a new map that begins with the present image."""
+        """Turn to a new map that begins with the present image, unless a reset came since."""
+        with self._outputs.lock:
+            if self._outputs.epoch != frame.epoch:
+                return
+            epoch = self._outputs.start_new_map()
         self._held.remove(frame)
-        self._begin(self._outputs.start_new_map())
+        self._begin(epoch)
         self._held.append(frame)
         frame.epoch = self._epoch
 
@@ -267,7 +289,7 @@ class Worker:
             self._deliver_one(self._view.restore(result))
         if self.initialized:
             self._initialized_s = min(self._initialized_s, time.monotonic())
-        self.frames, self.keyframes = self._engine.frames, self._engine.keyframes
+        self.progress = Progress.of(self._engine)
 
     def _deliver_one(self, result: FrameResult) -> None:
         frame = result.tag
@@ -316,14 +338,3 @@ class Worker:
         self._engine = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-def describe(error: BaseException) -> str:
-    """Return what went wrong and where, in one line."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    text = f'{type(error).__name__}: {str(error).strip()}'
-    if trace is None:
-        return text
-    return f'{text} ({os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno})'

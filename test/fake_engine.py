@@ -29,7 +29,7 @@ class FakeEngine:
     ):
         self.keyframe_interval = params.keyframe_interval
         self.width = params.image_width or 56
-        self.window = 0
+        self.window, self.last_scale_step, self.last_residual = 0, 1.0, 0.0
         self.warmed: list[tuple[int, int]] = []
         self.pushed = self.resets = 0
         self.pictures = deque(maxlen=50)  # the newest, as the network would see them
@@ -55,6 +55,10 @@ class FakeEngine:
     def sequence(self) -> int:
         return self.resets
 
+    @property
+    def held_keyframes(self) -> int:
+        return self.keyframes
+
     def network_size(self, height, width):
         return crop_map(width, height, self.width, 14).network_size
 
@@ -73,7 +77,9 @@ class FakeEngine:
         self.pictures.append(rgb)
         self._before_push(self.pushed)
         if self.keyframes >= self._params.max_keyframes:
-            raise StreamLimitError('no room for another keyframe')
+            if getattr(self._params, 'on_limit', 'stop') == 'stop':
+                raise StreamLimitError('no room for another keyframe')
+            self.reset()  # it cannot roll over
         if self._scale_batch is None:
             self.frames += 1
             return [self._result(rgb, tag, self.frames - 1)]

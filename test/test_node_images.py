@@ -220,15 +220,17 @@ def test_a_pose_that_is_not_finite_is_never_published():
 
 
 def test_a_full_map_says_so_until_it_is_reset(capfd):
-    with running(num_scale_frames=2, max_keyframes=4) as rig:
+    with running(num_scale_frames=2, max_keyframes=4, on_limit='stop') as rig:
         rig.send(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
         rig.wait_counts(6, 4, map_full=2)
         assert rig.state() == 'ERROR'
+        assert "on_limit is 'stop': call ~/reset" in rig.diagnostic('trouble')
         assert rig.call('reset').success
         rig.send(7.0, 8.0)
         rig.wait_counts(8, 6, map_full=2)
         assert rig.state() == 'TRACKING'
-    assert 'max_keyframes' in capfd.readouterr().err
+    lines = [line for line in capfd.readouterr().err.splitlines() if 'max_keyframes' in line]
+    assert len(lines) == 1 and "holds max_keyframes (4) and on_limit is 'stop'" in lines[0]
 
 
 def test_keyframe_interval_changes_while_running():

@@ -77,6 +77,7 @@ def test_forty_keyframes_in_a_memory_for_sixteen(network, images):
     engine = StreamEngine(network, StreamConfig(image_width=WIDTH, max_keyframes=16))
     results = push_all(engine, images[:40])
     assert len(results) == engine.keyframes == 40 and engine.window == 4
+    assert engine.held_keyframes == 8  # of the newest overlap
     assert all(np.isfinite(result.T_world_cam).all() for result in results)
 
 

@@ -1,0 +1,16 @@
+"""An unexpected exception in one line."""
+
+from __future__ import annotations
+
+import os
+
+
+def describe(error: BaseException) -> str:
+    """Return what went wrong and where, in one line."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    text = f'{type(error).__name__}: {str(error).strip()}'
+    if trace is None:
+        return text
+    return f'{text} ({os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno})'

@@ -1,0 +1,47 @@
+"""Warnings of the library, which knows no ROS, in the log of the node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+import logging
+import threading
+import time
+
+_PERIOD_S = 5.0  # between records of the same line of code
+
+
+class LibraryLog(logging.Handler):
+    """Hands warnings and errors of the thread that makes it to the logger of a node."""
+
+    def __init__(self, logger):
+        super().__init__(logging.WARNING)
+        self._logger, self._thread = logger, threading.get_ident()
+        self._said_s: dict[tuple[str, int], float] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # Each node of a process has a handler and a thread: a record belongs to one of them.
+        if record.thread != self._thread or not self._is_news(record):
+            return
+        if record.levelno >= logging.ERROR:
+            self._logger.error(record.getMessage())
+        else:
+            self._logger.warning(record.getMessage())
+
+    def _is_news(self, record: logging.LogRecord) -> bool:
+        place, now_s = (record.pathname, record.lineno), time.monotonic()
+        quiet = now_s - self._said_s.get(place, -float('inf')) < _PERIOD_S
+        if not quiet:
+            self._said_s[place] = now_s
+        return not quiet
+
+
+@contextmanager
+def library_log(logger) -> Iterator[None]:
+    """Have what `lingbot_map` warns of in this thread logged by `logger` of a node."""
+    library, handler = logging.getLogger('lingbot_map'), LibraryLog(logger)
+    library.addHandler(handler)
+    try:
+        yield
+    finally:
+        library.removeHandler(handler)

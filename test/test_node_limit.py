@@ -1,0 +1,138 @@
+"""What becomes of map, path and log when the memory of the engine is full, over DDS."""
+
+import logging
+import threading
+
+from fake_engine import Gate
+from lingbot_map_ros.backend import load_engine
+from lingbot_map_ros.library_log import library_log
+from node_rig import running
+import numpy as np
+import pytest
+import rclpy
+
+LIBRARY = logging.getLogger('lingbot_map.engine')
+
+
+@pytest.fixture(scope='module', autouse=True)
+def ros():
+    rclpy.init()
+    yield
+    rclpy.shutdown()
+
+
+class Log:
+    """Collects what is logged, with its severity."""
+
+    def __init__(self):
+        self.lines = []
+
+    def warning(self, line):
+        self.lines.append(('warning', line))
+
+    def error(self, line):
+        self.lines.append(('error', line))
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Have the rig use the tiny network with random weights."""
+    monkeypatch.setattr('node_rig.Rig.make_engine', lambda self, params: load_engine(params))
+    return {'model': 'tiny', 'checkpoint': 'random', 'device': 'cpu', 'image_width': 56}
+
+
+def send_noise(rig, count, first=1):
+    random = np.random.default_rng(first)
+    for i in range(first, first + count):
+        rig.send(float(i), data=random.integers(0, 256, 42 * 56 * 3, dtype=np.uint8).tobytes())
+
+
+def test_the_tiny_network_rolls_over_in_one_map(tiny):
+    with running(('path',), max_keyframes=16, num_scale_frames=8, path__publish_rate=50.0,
+                 **tiny) as rig:  # fmt: skip
+        send_noise(rig, 40)
+        rig.wait_counts(40, 40)
+        rig.wait_for('odometry', 40)
+        assert rig.stamps('odometry') == list(range(1, 41))
+        xyz = [m.pose.pose.position for m in rig.heard['odometry']]
+        assert all(np.isfinite([p.x, p.y, p.z]).all() for p in xyz)
+        rig.diagnostic('window')
+        told = {v.key: v.value for v in rig.heard['diagnostics'][-1].status[0].values}
+        expected = {'window': '4', 'frames': '40', 'keyframes': '40', 'held_keyframes': '8',
+                    'cache_fill': '50%', 'worker_errors': '0', 'map_number': '0'}  # fmt: skip
+        assert {key: told[key] for key in expected} == expected
+        assert float(told['last_residual']) > 0 and float(told['last_scale_step']) > 0
+        rig.wait(lambda: rig.heard['path'] and len(rig.heard['path'][-1].poses) == 40)
+        assert rig.state() == 'TRACKING'
+        assert rig.call('reset').success
+        send_noise(rig, 8, first=41)
+        rig.wait_counts(48, 48)
+        assert rig.diagnostic('window') == '0'
+
+
+def test_the_tiny_network_starts_a_new_map_at_the_limit(tiny, capfd):
+    with running(('path',), max_keyframes=8, num_scale_frames=4, on_limit='reset',
+                 path__publish_rate=50.0, **tiny) as rig:  # fmt: skip
+        send_noise(rig, 8)
+        rig.wait_counts(8, 8)
+        rig.wait(lambda: rig.heard['path'] and len(rig.heard['path'][-1].poses) == 8)
+        send_noise(rig, 1, first=9)
+        rig.wait(lambda: len(rig.heard['path'][-1].poses) == 0)
+        assert rig.state() == 'INITIALIZING 1/4'
+        send_noise(rig, 3, first=10)
+        rig.wait_counts(12, 12)
+        rig.wait(lambda: len(rig.heard['path'][-1].poses) == 4)
+        assert rig.diagnostic('map_number') == '1'
+    told = capfd.readouterr().err
+    assert told.count('image size changed') == 0
+    assert told.count('starting a new sequence') == 1  # by the library, through the node
+    assert told.count('starting a new map, path and map are emptied (on_limit: reset)') == 1
+
+
+def test_results_of_the_call_that_begins_a_sequence_belong_to_it():
+    with running(('path', 'map'), num_scale_frames=1, max_keyframes=3, on_limit='reset',
+                 path__publish_rate=50.0) as rig:  # fmt: skip
+        rig.send(1.0, 2.0, 3.0, 4.0, 5.0)
+        rig.wait_counts(5, 5)
+        positions = [m.pose.pose.position.x for m in rig.wait_for('odometry', 5)]
+        assert positions == pytest.approx([0, 1, 2, 0, 1], abs=1e-9)
+        rig.wait(lambda: len(rig.heard['path'][-1].poses) == 2)
+        assert (rig.state(), rig.diagnostic('map_number')) == ('TRACKING', '1')
+        assert rig.engine.resets == 2  # by the warm-up and at the limit
+
+
+def test_a_reset_while_the_engine_begins_a_sequence_keeps_its_promise():
+    gate = Gate(at=3)
+    with running(num_scale_frames=1, max_keyframes=2, on_limit='reset',
+                 engine={'before_push': gate}) as rig:  # fmt: skip
+        rig.send(1.0, 2.0, 3.0)
+        assert gate.reached.wait(20)
+        assert rig.call('reset').success
+        gate.open()
+        rig.wait_counts(3, 2, reset=1)
+        rig.send(4.0)
+        rig.wait_counts(4, 3, reset=1)
+        assert rig.stamps('odometry')[:2] == [1, 2] and 3 not in rig.stamps('odometry')
+
+
+def test_the_library_warns_through_the_node_once():
+    log, other = Log(), Log()
+    with library_log(log):
+        LIBRARY.info('hidden')
+        for number in range(3):
+            LIBRARY.warning('the windows %d do not agree', number)
+        LIBRARY.error('cannot roll over')
+        thread = threading.Thread(target=listen_elsewhere, args=(other,))
+        thread.start()
+        thread.join()
+    LIBRARY.warning('nobody listens')
+    assert log.lines == [
+        ('warning', 'the windows 0 do not agree'),
+        ('error', 'cannot roll over'),
+    ]
+    assert other.lines == [('warning', 'of another node')]
+
+
+def listen_elsewhere(log):
+    with library_log(log):
+        LIBRARY.warning('of another node')
