@@ -29,7 +29,9 @@ KEYS = {
     'tqdm': 'python3-tqdm',
     'yaml': 'python3-yaml',
 }
-BY_PIP = {'apsw', 'huggingface_hub', 'plyfile', 'rerun', 'rosbags', 'safetensors', 'torch'}
+BY_PIP = {'apsw', 'plyfile', 'rosbags', 'safetensors', 'torch'}
+# What works without these says so when they are missing; import name -> (extra, name for pip).
+OPTIONAL = {'huggingface_hub': ('hub', 'huggingface_hub'), 'rerun': ('rerun', 'rerun-sdk')}
 
 
 def run(command, cwd=ROOT, **environment):
@@ -70,18 +72,25 @@ def test_manifest_and_setup_agree():
     assert manifest.get_build_type() == 'ament_python'
 
 
+def imported_by(node):
+    """Return the top-level names that a node of a syntax tree imports."""
+    if isinstance(node, ast.Import):
+        return {alias.name.split('.')[0] for alias in node.names}
+    if isinstance(node, ast.ImportFrom) and node.level == 0:
+        return {node.module.split('.')[0]}
+    return set()
+
+
 def imported(*folders):
     """Return what package.xml calls the modules that the files below `folders` import."""
     names = set()
     paths = [path for folder in folders for path in (ROOT / folder).rglob('*.py')]
     for path in paths:
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                names.update(alias.name.split('.')[0] for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.level == 0:
-                names.add(node.module.split('.')[0])
+            names |= imported_by(node)
     own = {'lingbot_map', 'lingbot_map_ros', *(path.stem for path in (ROOT / 'test').glob('*.py'))}
-    return {KEYS.get(name, name) for name in names - own - BY_PIP - set(sys.stdlib_module_names)}
+    others = own | BY_PIP | OPTIONAL.keys() | set(sys.stdlib_module_names)
+    return {KEYS.get(name, name) for name in names - others}
 
 
 def test_manifest_names_every_import_and_no_more():
@@ -90,6 +99,21 @@ def test_manifest_names_every_import_and_no_more():
     to_test = {dependency.name for dependency in manifest.test_depends}
     assert to_run == imported('lingbot_map', 'lingbot_map_ros', 'launch')
     assert to_test == imported('test') - to_run
+
+
+@pytest.mark.parametrize('name', OPTIONAL)
+def test_an_optional_import_is_an_extra_and_made_only_on_use(name):
+    extra, package = OPTIONAL[name]
+    told = run([sys.executable, '-c', 'import setuptools\nsetuptools.setup = lambda **fields:'
+                f' print(*fields["extras_require"]["{extra}"])\nimport setup'])  # fmt: skip
+    assert told.stdout.startswith(package), told.stderr
+    users = []
+    for path in (*ROOT.glob('lingbot_map/**/*.py'), *ROOT.glob('lingbot_map_ros/*.py')):
+        tree = ast.parse(path.read_text())
+        imports = [node for node in ast.walk(tree) if name in imported_by(node)]
+        assert not any(node in tree.body for node in imports), path
+        users += imports
+    assert users
 
 
 def test_every_folder_with_sources_is_packaged():
