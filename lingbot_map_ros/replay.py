@@ -1,8 +1,8 @@
 """
 Play recorded pictures through the mapping node and keep what it says.
 
-Exit code 0: every image has its pose; 1: some were lost, the node gave up, or the comparison that
-was asked for is impossible; 2: bad input, and nothing was written.
+Exit code 0: every image has its pose; 1: some were lost or damaged, the node gave up, or the
+comparison that was asked for is impossible; 2: bad input, and nothing was written.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 import math
-import os
 from pathlib import Path
 import signal
 import sys
+import tempfile
 import threading
 import time
 
@@ -145,10 +145,17 @@ def _check(args: argparse.Namespace) -> Job:
     path = args.source.resolve()
     name = path.name if path.is_dir() else path.stem
     out = args.out or Path('results') / name
-    existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise BadInput(f"--out: '{existing}' is not a folder that can be written")
+    _check_writable(out)
     return Job(source, name, truth, out, args.rate, args.compare)
+
+
+def _check_writable(out: Path) -> None:
+    existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    try:
+        with tempfile.TemporaryDirectory(dir=existing):  # permissions alone do not tell
+            pass
+    except OSError:
+        raise BadInput(f"--out: '{existing}' is not a folder that can be written") from None
 
 
 def _init_ros(args: argparse.Namespace, argv: list[str]) -> None:
@@ -210,7 +217,7 @@ def _spinning(node: Node, executor: Executor) -> Iterator[None]:
 
 
 def _play(player: Player, job: Job) -> bool:
-    """Send all pictures; tell whether Ctrl-C cut it short."""
+    """Send all pictures; tell whether Ctrl-C or damaged input cut it short."""
     first_ns, start_s = None, 0.0
     try:
         for stamp_ns, rgb in tqdm(job.source, desc='replay', unit='image'):
@@ -228,6 +235,11 @@ def _play(player: Player, job: Job) -> bool:
         _say_error(
             f'interrupted after {len(player.sent)} of {len(job.source)} images: finishing these'
         )
+        return True
+    except SourceError as error:
+        if not player.sent:
+            raise
+        _say_error(f'{error}: finishing the {len(player.sent)} images before it')
         return True
     return False
 

@@ -288,6 +288,19 @@ def test_a_signal_finishes_what_was_sent(number, folder, params, tmp_path, fake_
     assert 'interrupted after' in capsys.readouterr().err
 
 
+def test_a_damaged_image_finishes_those_before_it(folder, params, tmp_path, fake_engine, capsys):
+    walk = folder(9)
+    (walk / '006.png').rename(walk / '006.jpg')  # Pillow goes by the content
+    Image.open(walk / '006.jpg').save(walk / '006.jpg')
+    jpeg = (walk / '006.jpg').read_bytes()
+    (walk / '006.jpg').write_bytes(jpeg[: len(jpeg) * 3 // 4])  # its head is whole
+    fake_engine()
+    code, summary, poses = run(walk, tmp_path, '--params', params())
+    assert code == 1
+    assert summary['frames_sent'] == summary['frames_out'] == len(poses) == 6
+    assert "006.jpg' is not an image or is damaged: finishing the 6" in capsys.readouterr().err
+
+
 def test_another_camera_on_the_topic_is_refused(folder, tmp_path, monkeypatch, capsys):
     context = rclpy.Context()
     context.init()
@@ -334,6 +347,7 @@ def bad_inputs(tmp_path, folder):
         'params text': ([walk, '--params', str(tmp_path / 'bad.yaml')], 'bad.yaml'),
         'params value': ([walk, '--params', str(tmp_path / 'off.yaml')], 'points.stride'),
         'out': ([walk, '--out', str(tmp_path / 'taken')], 'taken.* is not a folder'),
+        'out of no disk': ([walk, '--out', '/proc/results'], "'/proc' is not a folder that can"),
         'checkpoint': ([walk, *tiny, '--checkpoint', 'no.pt'], "'no.pt' is not a file"),
         'topic': ([walk, '--image-topic', '/x'], 'not a bag'),
         'truth': ([walk, '--ground-truth', '/x'], 'not a file, and.*not a bag'),
@@ -351,6 +365,7 @@ def bad_inputs(tmp_path, folder):
         'params text',
         'params value',
         'out',
+        'out of no disk',
         'checkpoint',
         'topic',
         'truth',
