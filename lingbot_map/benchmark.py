@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         args.device = torch.device(args.device)
         engine = build(args)
-    except (CheckpointError, ValueError, RuntimeError) as error:
+    except (CheckpointError, ValueError, RuntimeError, AssertionError) as error:
         sys.stderr.write(f'error: {error}\n')
         return 2
     ready_s = time.perf_counter() - start

@@ -19,6 +19,7 @@ def test_prints_the_figures(capsys, weights):
 @pytest.mark.parametrize(('arguments', 'part'), [
     (['--weights', '/nowhere.pt'], "'/nowhere.pt' is not a file"),
     (['--image-width', '85'], 'multiple of the patch size'),
+    (['--device', 'cuda:77'], 'CUDA'),
     (['--device', 'abacus'], 'abacus')])  # fmt: skip
 def test_wrong_arguments_are_one_line(capsys, arguments, part):
     assert main([*SMALL, *arguments]) == 2
