@@ -6,10 +6,10 @@ import re
 import sys
 
 from bag_writer import NOETIC, odometry, raw_image, write_bag, write_ros1_bag
-from evaluate_rig import camera_info, images, run, SECOND, truth_bag, use_fake
+from evaluate_rig import camera_info, images, record, run, SECOND, truth_bag, use_fake
 from lingbot_map.bags import read_camera_info
 from lingbot_map.sources import SourceError
-from lingbot_map_ros import evaluate
+from lingbot_map_ros import evaluate, evaluate_engine
 from lingbot_map_ros.evaluate_folders import unique_names
 from lingbot_map_ros.evaluate_settings import complete, read_node_params, SettingsError
 import numpy as np
@@ -102,6 +102,18 @@ def bad_value(tmp_path):
     return [truth_bag(tmp_path / 'bag'), '--points.stride', '0'], "'points.stride' is 0"
 
 
+def no_room_to_roll_over(tmp_path):
+    return [truth_bag(tmp_path / 'bag'), '--max-keyframes', '12'], (
+        "'max_keyframes' is 12; to roll over with 'overlap_keyframes' 8 .* at least 16: raise it"
+    )
+
+
+def memory_that_stops(tmp_path):
+    flags = ['--max-keyframes', '4', '--num-scale-frames', '2', '--keyframe-interval', '1']
+    bag = truth_bag(tmp_path / 'bag')
+    return [bag, *flags, '--on-limit', 'stop'], 'memory is full: raise max_keyframes'
+
+
 def bad_mount(tmp_path):
     arguments = [truth_bag(tmp_path / 'bag'), '--body-to-camera', *'0000000']
     return arguments, "'body_to_camera' is .*unit quaternion"
@@ -165,7 +177,8 @@ def twice(tmp_path):
 BAD_INPUTS = (
     truncated, no_images, another_time, two_topics, unknown_type, no_truth_topic, bad_encoding,
     bad_truth_file, damaged_picture, another_size, nothing_left, missing, empty_folder, no_input,
-    timed_kernels, bad_value, bad_mount, bad_mask, bad_camera_info, bad_config, foreign_config,
+    timed_kernels, bad_value, no_room_to_roll_over, memory_that_stops, bad_mount, bad_mask,
+    bad_camera_info, bad_config, foreign_config,
     bad_params, bad_param, unknown_setting, one_truth_for_two, one_rerun_for_two, twice,
 )  # fmt: skip
 
@@ -263,6 +276,26 @@ def test_the_parameter_file_of_the_node(tmp_path):
         'model': 'tiny', 'map.voxel_size': 0.5, 'scale': 2, 'points.stride': 4,
         'keyframe_interval': 3,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ('policy', 'interval', 'resolved'), [('auto', 9, 2), ('interval', 9, 9), ('flow', 9, None)]
+)
+def test_the_keyframe_policy_reaches_the_engine(policy, interval, resolved, tmp_path, monkeypatch):
+    made, seen = [], []
+    use_fake(monkeypatch, made)
+    make = evaluate_engine.load_engine
+    monkeypatch.setattr(evaluate_engine, 'load_engine', lambda p: seen.append(p) or make(p))
+    settings = {'keyframe-policy': policy, 'keyframe-interval': interval, 'max-keyframes': 6,
+                'num-scale-frames': 2, 'overlap-keyframes': 3, 'flow-threshold': 5}  # fmt: skip
+    flags = [text for name, value in settings.items() for text in (f'--{name}', value)]
+    assert run(tmp_path / 'out', truth_bag(tmp_path / 'walk'), *flags) == 0
+    assert (seen[0].keyframe_policy, seen[0].flow_threshold, seen[0].overlap_keyframes) == (
+        'flow' if policy == 'flow' else 'interval', 5.0, 3)  # fmt: skip
+    written = record(tmp_path / 'out' / 'walk')
+    assert written['settings']['keyframe_policy'] == policy
+    assert written['resolved'].get('keyframe_interval') == resolved
+    assert policy == 'flow' or made[0].keyframe_interval == resolved
 
 
 def test_settings_of_a_file_have_their_types():
