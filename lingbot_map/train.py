@@ -139,9 +139,16 @@ def main() -> None:
     parser.add_argument('--resume', action='store_true', help='go on from OUT/state.pt')
     parser.add_argument('--peak', type=float, default=1.0, help='factor of the learning rate')
     args = parser.parse_args()
+    for name in ('minutes', 'slice_minutes', 'peak'):
+        if not getattr(args, name) > 0:
+            parser.error(
+                f'--{name.replace("_", "-")} is {getattr(args, name)}: it must be above 0'
+            )
     try:
+        if not args.evaluate:
+            args.out.mkdir(parents=True, exist_ok=True)  # before the work, and not after it
         evaluate(args) if args.evaluate else train(args)
-    except (CheckpointError, FileNotFoundError) as error:
+    except (CheckpointError, OSError) as error:
         raise SystemExit(f'lingbot_map.train: {error}') from error
 
 

@@ -1,6 +1,6 @@
 """Training on rendered rooms: the attention, the losses, the augmentation and the state."""
 
-from lingbot_map import flex, trainer
+from lingbot_map import flex, train, trainer
 from lingbot_map.checkpoint import load_model
 from lingbot_map.config import demo_checkpoint
 from lingbot_map.geometry import invert, matrix_to_quaternion, unproject
@@ -114,3 +114,21 @@ def test_packaged_weights_are_small():
     model = load_model('demo', '')
     assert sum(p.numel() for p in model.parameters()) <= 6_000_000
     assert demo_checkpoint().stat().st_size <= 12_000_000
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'words'),
+    [
+        (['--minutes', '0'], '--minutes is 0.0: it must be above 0'),
+        (['--slice-minutes', 'nan'], '--slice-minutes is nan'),
+        (['--out', '/proc/weights'], '/proc/weights'),
+        (['--resume', '--out', '{}'], 'state.pt'),
+    ],
+)
+def test_wrong_arguments_end_before_the_training(arguments, words, tmp_path, monkeypatch, capsys):
+    arguments = [argument.format(tmp_path) for argument in arguments]
+    monkeypatch.setattr('sys.argv', ['train', *arguments])
+    with pytest.raises(SystemExit) as ended:
+        train.main()
+    assert ended.value.code
+    assert words in capsys.readouterr().err + str(ended.value)
