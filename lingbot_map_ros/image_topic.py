@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 import threading
 
+from lingbot_map_ros.parameter_spec import ParameterError
 from lingbot_map_ros.parameters import NodeParams
 from rclpy.callback_groups import CallbackGroup
 from rclpy.event_handler import SubscriptionEventCallbacks
@@ -29,6 +30,11 @@ _OVERRIDABLE = (
     QoSPolicyKind.DURABILITY,
 )
 _LOST_SAID_EVERY_S = 60.0
+_QOS_POLICIES = {
+    'history': ('keep_last', 'keep_all'),
+    'reliability': ('reliable', 'best_effort', 'system_default'),
+    'durability': ('volatile', 'transient_local', 'system_default'),
+}
 _LENIENT = {'reliability': 'best_effort', 'durability': 'volatile'}  # what hears everybody
 
 
@@ -54,6 +60,7 @@ class ImageTopic:
             self._qos = QoSProfile(depth=params.queue_size, reliability=ReliabilityPolicy.RELIABLE)
         topic = _compressed_topic(node) if compressed else 'image'
         self.name = node.resolve_topic_name(topic)
+        _check_overrides(node, f'qos_overrides.{self.name}.subscription')
         self.subscription = node.create_subscription(
             message_type,
             topic,
@@ -118,6 +125,17 @@ class ImageTopic:
         ]
         reasons = reasons.replace('ERROR: ', '').strip('; ').replace(';', ', ').lower()
         return f'{reasons}; ' + ' and '.join(remedies)
+
+
+def _check_overrides(node: Node, prefix: str) -> None:
+    """Raise ParameterError for a QoS override that rclpy would fail on, or take and fail later."""
+    for name, parameter in node._parameter_overrides.items():
+        policy, value = name.removeprefix(prefix + '.'), parameter.value
+        choices = _QOS_POLICIES.get(policy, ())
+        if choices and value not in choices:
+            raise ParameterError(f"parameter '{name}' is {value!r}: use {' | '.join(choices)}")
+        if policy == 'depth' and not (type(value) is int and value > 0):
+            raise ParameterError(f"parameter '{name}' is {value!r}: it must be int, at least 1")
 
 
 def _node_name(info: TopicEndpointInfo) -> str:

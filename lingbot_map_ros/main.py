@@ -33,7 +33,10 @@ def _run(received: list[int], args: list[str] | None) -> int:
     try:
         rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
     except RuntimeError as error:  # what rclpy raises for arguments that it cannot read
-        sys.stderr.write(f'lingbot_map_node: {str(error).split(", at ")[0]}\n')
+        reason = ' '.join(str(error).split(', at ')[0].split())  # one line
+        if reason.startswith('['):  # nothing but the list of them
+            reason = f'unknown ROS arguments: {reason}'
+        sys.stderr.write(f'lingbot_map_node: {reason}\n')
         return 2
     from lingbot_map_ros.node import LingbotMapNode
     from lingbot_map_ros.parameter_spec import ParameterError

@@ -31,6 +31,7 @@ from rcl_interfaces.msg import SetParametersResult
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
 from rclpy.clock import Clock, ClockType
 from rclpy.context import Context
+from rclpy.exceptions import InvalidParameterTypeException
 from rclpy.lifecycle import LifecycleNodeMixin, LifecycleState, TransitionCallbackReturn
 from rclpy.node import Node
 from rclpy.parameter import Parameter
@@ -71,9 +72,12 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
         context: Context | None = None,
         parameter_overrides: list[Parameter] | None = None,
     ):
-        Node.__init__(
-            self, 'lingbot_map', context=context, parameter_overrides=parameter_overrides
-        )
+        try:
+            Node.__init__(
+                self, 'lingbot_map', context=context, parameter_overrides=parameter_overrides
+            )
+        except InvalidParameterTypeException as error:  # use_sim_time, which it declares itself
+            raise ParameterError(' '.join(str(error).split())) from error
         LifecycleNodeMixin.__init__(self, callback_group=ReentrantCallbackGroup())
         answer_bad_transitions(self)
         self.leaving = threading.Event()

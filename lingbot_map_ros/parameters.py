@@ -244,7 +244,6 @@ def _specs(cls, prefix='') -> dict[str, Spec]:
 
 
 PARAMETERS: dict[str, Spec] = _specs(NodeParams)
-_USE_SIM_TIME = Spec(False, 'Take the time from /clock.')  # every node has it
 
 
 def declare_params(node) -> None:
@@ -282,9 +281,7 @@ def check_overrides(overrides: Mapping[str, Value]) -> list[str]:
     for name, value in overrides.items():
         if name in PARAMETERS:
             PARAMETERS[name].check(name, value)
-        elif name == 'use_sim_time':
-            _USE_SIM_TIME.check(name, value)
-        elif not name.startswith('qos_overrides.'):
+        elif name != 'use_sim_time' and not name.startswith('qos_overrides.'):
             close = difflib.get_close_matches(name, PARAMETERS, n=1)
             hint = f", did you mean '{close[0]}'?" if close else ''
             warnings.append(f"'{name}' is not a parameter of this node and is ignored{hint}")

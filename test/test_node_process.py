@@ -12,6 +12,7 @@ import rclpy
 from sensor_msgs.msg import Image
 
 WAIT_S = 60.0
+_QOS = 'qos_overrides./image.subscription'
 _READY = 'waiting for images'
 _RANDOM = ('-p', 'model:=tiny', '-p', 'checkpoint:=random', '-p', 'image_width:=28')
 
@@ -128,7 +129,10 @@ def test_bad_starts_say_why_in_one_line(tmp_path):
         (('-p', 'device:=cuda:77', '-p', 'checkpoint:=random'), 1, 'cuda:77'),
         (('--params-file', f'{tmp_path}/broken.yaml'), 2, 'broken.yaml'),
         (('--params-file', f'{tmp_path}/no.yaml'), 2, 'no.yaml'),
-        (('--no-such-flag',), 2, '--no-such-flag'),
+        (('--no-such-flag',), 2, "unknown ROS arguments: ['--no-such-flag']"),
+        (('-p', 'use_sim_time:=5'), 1, "'use_sim_time' to '5' of type 'INTEGER', expecting"),
+        (('-p', f'{_QOS}.reliability:=maybe', *_RANDOM), 1, f"'{_QOS}.reliability' is 'maybe'"),
+        (('-p', f'{_QOS}.depth:=-1', *_RANDOM), 1, f"'{_QOS}.depth' is -1"),
     ]
     processes = [start(*arguments) for arguments, _, _ in cases]
     for process, (arguments, code, words) in zip(processes, cases, strict=True):

@@ -156,8 +156,6 @@ def test_a_misspelt_name_is_reported_with_the_likely_one():
 def test_a_wrong_value_given_at_start_is_found():
     with pytest.raises(ParameterError, match="'points.stride' is 0"):
         check_overrides({'points.stride': 0})
-    with pytest.raises(ParameterError, match="'use_sim_time' is 'yes': it must be bool"):
-        check_overrides({'use_sim_time': 'yes'})
 
 
 def test_only_settable_parameters_may_change_while_running():
