@@ -4,12 +4,16 @@ import logging
 import threading
 
 from fake_engine import Gate
+from lingbot_map.checkpoint import load_model
+from lingbot_map.config import StreamConfig
+from lingbot_map.engine import StreamEngine
 from lingbot_map_ros.backend import load_engine
 from lingbot_map_ros.library_log import library_log
 from node_rig import running
 import numpy as np
 import pytest
 import rclpy
+import torch
 
 LIBRARY = logging.getLogger('lingbot_map.engine')
 
@@ -87,6 +91,32 @@ def test_the_tiny_network_starts_a_new_map_at_the_limit(tiny, capfd):
     assert told.count('image size changed') == 0
     assert told.count('starting a new sequence') == 1  # by the library, through the node
     assert told.count('starting a new map, path and map are emptied (on_limit: reset)') == 1
+
+
+def kept_by_the_library(count, **settings):
+    """Return how many frames of `send_noise` an engine with these settings keeps."""
+    model, random = load_model('tiny', 'random', torch.device('cpu')), np.random.default_rng(1)
+    engine = StreamEngine(model, StreamConfig(num_scale_frames=2, image_width=56, **settings))
+    for _ in range(count):
+        engine.push(random.integers(0, 256, 42 * 56 * 3, dtype=np.uint8).reshape(42, 56, 3))
+    return engine.keyframes
+
+
+@pytest.mark.parametrize(
+    'settings',
+    [
+        {'keyframe_policy': 'flow', 'flow_threshold': 1000.0, 'max_non_keyframe_gap': 7},
+        {'keyframe_policy': 'auto', 'expected_frames': 10, 'max_keyframes': 4, 'on_limit': 'stop'},
+    ],
+    ids=lambda settings: settings['keyframe_policy'],
+)
+def test_the_keyframe_policy_is_that_of_the_library(settings, tiny):
+    kept = kept_by_the_library(10, **settings)
+    assert 2 < kept < 10
+    with running(num_scale_frames=2, **settings, **tiny) as rig:
+        send_noise(rig, 10)
+        rig.wait_counts(10, 10)
+        assert rig.diagnostic('keyframes') == str(kept)
 
 
 def test_results_of_the_call_that_begins_a_sequence_belong_to_it():
