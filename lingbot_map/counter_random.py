@@ -28,8 +28,10 @@ def uniforms(
     start = _mix64(_mix64(seeds)[:, None] + streams)
     bits = _mix64(start + counters)
     numbers = (_shift64(bits, 11).double() * 2.0**-53).split(sizes, dim=1)
-    return {stream: part.reshape(-1, *shape)
-            for (stream, shape), part in zip(shapes, numbers, strict=True)}
+    return {
+        stream: part.reshape(-1, *shape)
+        for (stream, shape), part in zip(shapes, numbers, strict=True)
+    }
 
 
 @functools.cache

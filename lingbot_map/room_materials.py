@@ -18,15 +18,42 @@ _PLAIN = 1e3  # [m] tiles so large that no joint is seen
 def materials(seeds: torch.Tensor, cuboids: torch.Tensor) -> torch.Tensor:
     """Return (B, 54, 29) for rooms with cuboids (B, 9, 8): lengths in metres, colours in 0..1."""
     num_surfaces = 6 * cuboids.shape[1]
-    draws = uniforms(seeds, (
-        (_DRAW, (num_surfaces, NUM_COLUMNS)), (_KIND, (num_surfaces, 4)), (_ROOM_COLOUR, (4,)),
-        (_PICTURES, (1,))))
+    draws = uniforms(
+        seeds,
+        (
+            (_DRAW, (num_surfaces, NUM_COLUMNS)),
+            (_KIND, (num_surfaces, 4)),
+            (_ROOM_COLOUR, (4,)),
+            (_PICTURES, (1,)),
+        ),
+    )
     draw, kind = draws[_DRAW], draws[_KIND]
-    table = between(draw, (
-        *((0.0, 1.0),) * 9, (0.4, 1.1), (-0.3, 1.5), (0.15, 0.5),
-        (0.1, 0.6), (0.1, 0.6), (0.0, 1.0), (0.002, 0.012), (0.25, 1.3), (0.0, 0.35),
-        (0.2, 1.0), (0.0, 1.0), (0.35, 0.6), (0.0, 1.0), (0.0, 1.0), (0.5, 1.7), (1.0, 4.0),
-        (0.06, 0.14), (0.3, 1.5), (0.008, 0.02), (0.15, 0.45)))
+    table = between(
+        draw,
+        (
+            *((0.0, 1.0),) * 9,
+            (0.4, 1.1),
+            (-0.3, 1.5),
+            (0.15, 0.5),
+            (0.1, 0.6),
+            (0.1, 0.6),
+            (0.0, 1.0),
+            (0.002, 0.012),
+            (0.25, 1.3),
+            (0.0, 0.35),
+            (0.2, 1.0),
+            (0.0, 1.0),
+            (0.35, 0.6),
+            (0.0, 1.0),
+            (0.0, 1.0),
+            (0.5, 1.7),
+            (1.0, 4.0),
+            (0.06, 0.14),
+            (0.3, 1.5),
+            (0.008, 0.02),
+            (0.15, 0.45),
+        ),
+    )
     table[..., COLOURS] = _colours(draw, kind, draws[_ROOM_COLOUR])
     _set_tiles(table, kind)
     _set_room(table, draw, cuboids[:, 0, 3:6] * 2)
@@ -59,7 +86,8 @@ def _set_tiles(table, kind):
     table[..., TILE_T] = torch.where(stripes | plain, _PLAIN, table[..., TILE_T])
     table[..., TILE_S] = torch.where(plain, _PLAIN, table[..., TILE_S])
     table[..., ROW_SHIFT] = torch.where(
-        planks, table[..., ROW_SHIFT], 0.5 * (table[..., ROW_SHIFT] > 0.6))
+        planks, table[..., ROW_SHIFT], 0.5 * (table[..., ROW_SHIFT] > 0.6)
+    )
 
 
 def _set_room(table, draw, size):

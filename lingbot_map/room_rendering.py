@@ -33,9 +33,7 @@ class Clip:
 
 
 @torch.no_grad()
-def render_clips(
-    seeds: Sequence[int], config: RoomConfig, device: torch.device | str
-) -> Clip:
+def render_clips(seeds: Sequence[int], config: RoomConfig, device: torch.device | str) -> Clip:
     """Return one clip per seed; a clip depends on its seed and the config alone."""
     device = torch.device(device)
     with torch.autocast(device.type, enabled=False):
@@ -50,20 +48,22 @@ def render_rooms(rooms: Rooms, config: RoomConfig) -> Clip:
     tables = _surface_tables(rooms)
     shape = (num_rooms * num_frames, config.height, config.width)
     depth = torch.empty(shape, device=rooms.seeds.device)
-    rgb = torch.empty(
-        shape[0], 3, *shape[1:], dtype=torch.uint8, device=rooms.seeds.device)
+    rgb = torch.empty(shape[0], 3, *shape[1:], dtype=torch.uint8, device=rooms.seeds.device)
     limit = _PIXELS_AT_ONCE[rooms.seeds.device.type]
     num_parts = min(math.ceil(math.prod(shape) / limit), shape[0])
     for start, end in itertools.pairwise(
-            round(shape[0] * i / num_parts) for i in range(num_parts + 1)):
+        round(shape[0] * i / num_parts) for i in range(num_parts + 1)
+    ):
         part = slice(start, end)
         depth[part], rgb[part] = _render(
-            {name: _own(table[part]) for name, table in frames.items()}, tables, config)
+            {name: _own(table[part]) for name, table in frames.items()}, tables, config
+        )
     return Clip(
         rgb.unflatten(0, (num_rooms, num_frames)),
         depth.unflatten(0, (num_rooms, num_frames)),
         rooms.T_world_cam.float(),
-        rooms.K.float()[:, None].expand(-1, num_frames, -1, -1).contiguous())
+        rooms.K.float()[:, None].expand(-1, num_frames, -1, -1).contiguous(),
+    )
 
 
 def _render(frames, tables, config):
@@ -74,26 +74,29 @@ def _render(frames, tables, config):
     v = torch.arange(config.height, device=device, dtype=torch.float32)[:, None]
     camera, cuboids = frames['camera'], frames['cuboids']
     number = frames['first_surface']
-    depth, surface = step(room_shading.cast_room)(
-        camera, u, v, _own(cuboids[:, 0]), number)
+    depth, surface = step(room_shading.cast_room)(camera, u, v, _own(cuboids[:, 0]), number)
     for box in range(1, cuboids.shape[1]):
         depth, surface = step(room_shading.cast_box)(
-            depth, surface, camera, u, v, _own(cuboids[:, box]), number + 6 * box)
+            depth, surface, camera, u, v, _own(cuboids[:, box]), number + 6 * box
+        )
 
     keys, material = tables['keys'], tables['material']
     s, t, footprint, shade = step(room_shading.locate)(
-        depth, surface, camera, u, v, tables['geometry'], material, frames['light'])
+        depth, surface, camera, u, v, tables['geometry'], material, frames['light']
+    )
     where = (s, t, footprint, surface)
     first, second = torch.zeros_like(depth), torch.zeros_like(depth)
     for cell, salt in _layers(OCTAVES, device):
         first, second = step(room_shading.add_octave)(
-            first, second, *where, keys, material, cell, salt)
+            first, second, *where, keys, material, cell, salt
+        )
     rgb = step(room_shading.paint_base)(first, second, *where, keys, material)
     for cell, salt in _layers(PICTURE_CELLS, device):
         rgb = step(room_shading.paint_pictures)(rgb, *where, keys, material, cell, salt + 211)
     rgb = step(room_shading.paint_openings)(rgb, *where, material, shade)
     rgb = step(room_shading.develop)(
-        rgb, u, v, frames['look'], _own(frames['gains'].movedim(1, 0)), frames['noise_key'])
+        rgb, u, v, frames['look'], _own(frames['gains'].movedim(1, 0)), frames['noise_key']
+    )
     return depth, rgb
 
 
@@ -120,10 +123,10 @@ def _frame_tables(rooms):
     frame = torch.arange(num_frames, device=device)
     sway = torch.sin(frame * 0.09 + rooms.look[:, 7:8])
     exposure = (rooms.light[:, 4:5] * (1 + rooms.look[:, 6:7] * sway)).flatten()
-    look = torch.cat((
-        rooms.look[:, 2:6].repeat_interleave(num_frames, 0), exposure[:, None]), -1)
-    gains = torch.stack((
-        rooms.look[:, 0], torch.ones_like(rooms.look[:, 0]), rooms.look[:, 1]), -1)
+    look = torch.cat((rooms.look[:, 2:6].repeat_interleave(num_frames, 0), exposure[:, None]), -1)
+    gains = torch.stack(
+        (rooms.look[:, 0], torch.ones_like(rooms.look[:, 0]), rooms.look[:, 1]), -1
+    )
     noise_key = hash32(rooms.keys[:, :1] + hash32(frame.to(torch.int32)))
     first = torch.arange(num_rooms, device=device, dtype=torch.int32) * NUM_SURFACES
     return {
@@ -150,9 +153,12 @@ def _surface_tables(rooms):
 def _layers(cells, device):
     # tensors, not numbers: one compiled kernel serves all layers
     return [
-        (torch.full((1,), cell, device=device),
-         torch.full((1,), 977 * i, dtype=torch.int32, device=device))
-        for i, cell in enumerate(cells)]
+        (
+            torch.full((1,), cell, device=device),
+            torch.full((1,), 977 * i, dtype=torch.int32, device=device),
+        )
+        for i, cell in enumerate(cells)
+    ]
 
 
 @functools.cache

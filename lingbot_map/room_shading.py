@@ -53,12 +53,15 @@ def _rays(camera, u, v, cuboid):
     """Return start and step per metre of z-depth along the three axes of the cuboid."""
     x, y = (u - camera[:, 13]) / camera[:, 12], (v - camera[:, 14]) / camera[:, 12]
     cos, sin = cuboid[:, 6], cuboid[:, 7]
-    step = [camera[:, 3 * i] * x + camera[:, 3 * i + 1] * y + camera[:, 3 * i + 2]
-            for i in range(3)]
+    step = [
+        camera[:, 3 * i] * x + camera[:, 3 * i + 1] * y + camera[:, 3 * i + 2] for i in range(3)
+    ]
     start = [camera[:, 9 + i] - cuboid[:, i] for i in range(3)]
     rays = [_turn(start, cos, sin), _turn(step, cos, sin)]
-    return [(start, torch.where(step.abs() < 1e-9, 1e-9, step))
-            for start, step in zip(*rays, strict=True)]
+    return [
+        (start, torch.where(step.abs() < 1e-9, 1e-9, step))
+        for start, step in zip(*rays, strict=True)
+    ]
 
 
 def _turn(vector, cos, sin):
@@ -91,7 +94,8 @@ def locate(depth, surface, camera, u, v, geometry, material, light):
     lambert = (toward * torch.rsqrt(away + 0.01)).clamp(min=0) * (2.2 / (1 + away / 9))
     ambient = light[:, 3]
     rim = torch.minimum(
-        torch.minimum(s, geometry[12][surface] - s), torch.minimum(t, geometry[13][surface] - t))
+        torch.minimum(s, geometry[12][surface] - s), torch.minimum(t, geometry[13][surface] - t)
+    )
     rim = torch.exp(-rim.clamp(min=0) / material[col.EDGE_WIDTH][surface])
     shade = (ambient + (1 - ambient) * lambert) * (1 - material[col.EDGE_GAIN][surface] * rim)
     return s, t, footprint, shade
@@ -117,7 +121,7 @@ def add_octave(first, second, s, t, footprint, surface, keys, material, cell, sa
 def paint_base(first, second, s, t, footprint, surface, keys, material):
     """Return RGB planes (3, F, H, W) of noisy paint with tiles, planks, bricks or stripes."""
     surface = surface.long()
-    a, b, c = (material[3 * i:3 * i + 3][:, surface] for i in range(3))
+    a, b, c = (material[3 * i : 3 * i + 3][:, surface] for i in range(3))
     mix = (0.5 + material[col.CONTRAST][surface] * first).clamp(0, 1)
     patch = (0.5 + 4 * (second - material[col.COVER][surface])).clamp(0, 0.85)
     rgb = a + (b - a) * mix
@@ -133,7 +137,8 @@ def paint_base(first, second, s, t, footprint, surface, keys, material):
     rgb = rgb * (1 + spread * (2 * hash_fraction(tile, 0) - 1))
     joint = torch.minimum(
         size_s / 2 - (s - (column + 0.5) * size_s).abs(),
-        size_t / 2 - (t - (row + 0.5) * size_t).abs())
+        size_t / 2 - (t - (row + 0.5) * size_t).abs(),
+    )
     width = material[col.LINE_WIDTH][surface]
     line = _inside(width - joint, footprint) * visible * (width * 2 / footprint).clamp(max=1)
     return rgb * (1 + (material[col.LINE_GAIN][surface] - 1) * line)
@@ -156,12 +161,15 @@ def paint_pictures(rgb, s, t, footprint, surface, keys, material, cell, salt):
     count_t = 2 + (hash_fraction(place, 2) * 7).floor()
     piece = hash_cell(
         ((s / half_s + 1) / 2 * count_s).floor().to(torch.int32),
-        ((t / half_t + 1) / 2 * count_t).floor().to(torch.int32), fill)
+        ((t / half_t + 1) / 2 * count_t).floor().to(torch.int32),
+        fill,
+    )
     piece_size = torch.minimum(2 * half_s / count_s, 2 * half_t / count_t)
     strength = 0.7 * _visible(piece_size, footprint)
     colour = [
         hash_fraction(fill, i) * (1 - strength) + hash_fraction(piece, i) * strength
-        for i in range(3)]
+        for i in range(3)
+    ]
     grey = (colour[0] + colour[1] + colour[2]) / 3
     colourful = hash_fraction(key, 2)
     picture = torch.stack([grey + (channel - grey) * colourful for channel in colour])
@@ -182,14 +190,16 @@ def paint_openings(rgb, s, t, footprint, surface, material, shade):
     pane = 2 * width / panes + 1e-6
     bar = torch.minimum(
         ((x + width) / pane - ((x + width) / pane).round()).abs() * pane,
-        (y / 0.45 - (y / 0.45).round()).abs() * 0.45)
+        (y / 0.45 - (y / 0.45).round()).abs() * 0.45,
+    )
     gain = material[col.OPENING_GAIN][surface] * (1 - 0.6 * _inside(0.02 - bar, footprint))
     gain = torch.where(inside < 0.06, 0.45, gain)
     cover = _inside(inside, footprint) * (width > 0).float()
     rgb = rgb * (1 + (gain - 1) * cover)
     board = material[col.SKIRTING][surface] - t
-    rgb = rgb * (1 + (material[col.SKIRTING_GAIN][surface] - 1) * _inside(board, footprint)
-                 * (1 - cover))
+    rgb = rgb * (
+        1 + (material[col.SKIRTING_GAIN][surface] - 1) * _inside(board, footprint) * (1 - cover)
+    )
     return rgb * shade
 
 

@@ -38,7 +38,8 @@ class Quantity:
     def line(self) -> str:
         """Return name, minimum, quartiles, maximum, bounds and verdict in columns."""
         marks = torch.quantile(
-            self.values.double(), torch.tensor((0, 0.25, 0.5, 0.75, 1), dtype=torch.float64))
+            self.values.double(), torch.tensor((0, 0.25, 0.5, 0.75, 1), dtype=torch.float64)
+        )
         numbers = ' '.join(f'{mark:8.3f}' for mark in marks.tolist())
         bounds = '' if self.low == -math.inf else f'{self.low:.2f} .. {self.high:.2f}'
         verdict = '' if not bounds else 'kept' if self.kept else 'VIOLATED'
@@ -55,7 +56,8 @@ def clip_quantities(seeds: Sequence[int], config: RoomConfig) -> list[Quantity]:
     forward = clip.T_world_cam[..., :2, 2].double()
     ahead, after = forward[:, :-1], forward[:, 1:]
     turn = torch.atan2(
-        ahead[..., 0] * after[..., 1] - ahead[..., 1] * after[..., 0], (ahead * after).sum(-1))
+        ahead[..., 0] * after[..., 1] - ahead[..., 1] * after[..., 0], (ahead * after).sum(-1)
+    )
     size = 2 * rooms.cuboids[:, 0, 3:6]
     boxes = rooms.cuboids[:, 1:]
     to_boxes = footprint_distance(centres[:, None, :, :2], boxes).amin(-1)
@@ -69,8 +71,12 @@ def clip_quantities(seeds: Sequence[int], config: RoomConfig) -> list[Quantity]:
         Quantity('longest step', 'm', steps.amax(-1)),
         Quantity('total yaw', 'deg', turn.abs().sum(-1).rad2deg(), 90.0),
         Quantity('fastest yaw per frame', 'deg', turn.abs().amax(-1).rad2deg()),
-        Quantity('horizontal field of view', 'deg', fov.rad2deg(),
-                 *(math.degrees(bound) for bound in HORIZONTAL_FOV)),
+        Quantity(
+            'horizontal field of view',
+            'deg',
+            fov.rad2deg(),
+            *(math.degrees(bound) for bound in HORIZONTAL_FOV),
+        ),
         Quantity('camera height', 'm', centres[..., 2].mean(-1), 0.3, 1.8),
         Quantity('room side, shorter', 'm', size[:, :2].amin(-1), *ROOM_SIDE),
         Quantity('room side, longer', 'm', size[:, :2].amax(-1), *ROOM_SIDE),

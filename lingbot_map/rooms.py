@@ -69,21 +69,43 @@ def build_rooms(seeds: Sequence[int], config: RoomConfig, device: torch.device) 
     """Return the rooms of the seeds; each depends on its own seed and the config alone."""
     # nothing here waits for the GPU: training draws the next rooms while it works
     seeds = torch.as_tensor(seeds, dtype=torch.int64).to(device, non_blocking=True)
-    draws = uniforms(seeds, (
-        (_SIZE, (3,)), (_BOXES, (MAX_BOXES, BOX_TRIALS, 9)), (_BOX_COUNT, ()), (_CAMERA, (1,)),
-        (_LOOK, (8,)), (_LIGHT, (5,)), (_KEYS, (NUM_SURFACES,))))
+    draws = uniforms(
+        seeds,
+        (
+            (_SIZE, (3,)),
+            (_BOXES, (MAX_BOXES, BOX_TRIALS, 9)),
+            (_BOX_COUNT, ()),
+            (_CAMERA, (1,)),
+            (_LOOK, (8,)),
+            (_LIGHT, (5,)),
+            (_KEYS, (NUM_SURFACES,)),
+        ),
+    )
     size = between(draws[_SIZE], (ROOM_SIDE, ROOM_SIDE, ROOM_HEIGHT))
-    paths = camera_paths(
-        seeds, size, config.num_frames, config.mean_step, config.path_candidates)
-    shell = torch.cat((
-        torch.zeros_like(size[:, :2]), size[:, 2:] / 2, size / 2,
-        torch.zeros_like(size[:, :1]), torch.ones_like(size[:, :1])), -1)
+    paths = camera_paths(seeds, size, config.num_frames, config.mean_step, config.path_candidates)
+    shell = torch.cat(
+        (
+            torch.zeros_like(size[:, :2]),
+            size[:, 2:] / 2,
+            size / 2,
+            torch.zeros_like(size[:, :1]),
+            torch.ones_like(size[:, :1]),
+        ),
+        -1,
+    )
     cuboids = torch.cat((shell[:, None], _place_boxes(draws, size, paths.xy)), 1)
     key_numbers = draws[_KEYS] * 2**32 - 2**31
     return Rooms(
-        seeds, cuboids, paths.T_world_cam, _intrinsics(draws[_CAMERA], config),
-        _lights(draws[_LIGHT], size), _looks(draws[_LOOK]), _face_geometry(cuboids),
-        materials(seeds, cuboids), key_numbers.floor().to(torch.int32))
+        seeds,
+        cuboids,
+        paths.T_world_cam,
+        _intrinsics(draws[_CAMERA], config),
+        _lights(draws[_LIGHT], size),
+        _looks(draws[_LOOK]),
+        _face_geometry(cuboids),
+        materials(seeds, cuboids),
+        key_numbers.floor().to(torch.int32),
+    )
 
 
 def footprint_distance(xy: torch.Tensor, cuboids: torch.Tensor) -> torch.Tensor:
@@ -125,9 +147,17 @@ def _place_boxes(draws, size, path_xy):
     x = torch.where(at_wall, wall_x, place[..., 0] * (room[..., 0] / 2 - reach))
     y = torch.where(at_wall, wall_y, place[..., 1] * (room[..., 1] / 2 - reach))
     yaw = torch.where(at_wall, torch.where(along_x, 0.0, math.pi / 2), math.pi * draw[..., 6])
-    trials = torch.cat((
-        x[..., None], y[..., None], z[..., None], half, yaw[..., None],
-        torch.ones_like(yaw)[..., None]), -1)
+    trials = torch.cat(
+        (
+            x[..., None],
+            y[..., None],
+            z[..., None],
+            half,
+            yaw[..., None],
+            torch.ones_like(yaw)[..., None],
+        ),
+        -1,
+    )
 
     clear = footprint_distance(path_xy[:, None, None], trials).amin(-1) >= BOX_CLEARANCE
     order = torch.arange(BOX_TRIALS, 0, -1, device=draw.device)
@@ -145,10 +175,14 @@ def _face_geometry(cuboids):
     """Return (B, 54, 14): corner, directions of s and t, normal to the free side, lengths."""
     half, yaw = cuboids[..., 3:6], cuboids[..., 6]
     zero, one = torch.zeros_like(yaw), torch.ones_like(yaw)
-    axes = torch.stack((
-        torch.stack((yaw.cos(), yaw.sin(), zero), -1),
-        torch.stack((-yaw.sin(), yaw.cos(), zero), -1),
-        torch.stack((zero, zero, one), -1)), -2)
+    axes = torch.stack(
+        (
+            torch.stack((yaw.cos(), yaw.sin(), zero), -1),
+            torch.stack((-yaw.sin(), yaw.cos(), zero), -1),
+            torch.stack((zero, zero, one), -1),
+        ),
+        -2,
+    )
     corner = cuboids[..., :3] - (half[..., None] * axes).sum(-2)
     outward = torch.ones_like(yaw)
     outward[:, 0] = -1
@@ -157,9 +191,19 @@ def _face_geometry(cuboids):
         for side in (0, 1):
             start = corner + 2 * side * half[..., axis, None] * axes[..., axis, :]
             normal = axes[..., axis, :] * ((2 * side - 1) * outward)[..., None]
-            faces.append(torch.cat((
-                start, axes[..., s, :], axes[..., t, :], normal,
-                2 * half[..., s, None], 2 * half[..., t, None]), -1))
+            faces.append(
+                torch.cat(
+                    (
+                        start,
+                        axes[..., s, :],
+                        axes[..., t, :],
+                        normal,
+                        2 * half[..., s, None],
+                        2 * half[..., t, None],
+                    ),
+                    -1,
+                )
+            )
     return torch.stack(faces, -2).flatten(1, 2)
 
 
@@ -172,12 +216,21 @@ def _intrinsics(draw, config):
 
 
 def _lights(draw, size):
-    draw = between(draw, (
-        (-0.3, 0.3), (-0.3, 0.3), (0.75, 0.95), (0.4, 0.7), (0.8, 1.25)))
+    draw = between(draw, ((-0.3, 0.3), (-0.3, 0.3), (0.75, 0.95), (0.4, 0.7), (0.8, 1.25)))
     return torch.cat((draw[:, :3] * size, draw[:, 3:]), -1)
 
 
 def _looks(draw):
-    return between(draw, (
-        (0.88, 1.12), (0.88, 1.12), (0.0, 0.3), (0.07, 0.2), (0.5, 4.0), (0.85, 1.2),
-        (0.0, 0.08), (0.0, 6.28)))
+    return between(
+        draw,
+        (
+            (0.88, 1.12),
+            (0.88, 1.12),
+            (0.0, 0.3),
+            (0.07, 0.2),
+            (0.5, 4.0),
+            (0.85, 1.2),
+            (0.0, 0.08),
+            (0.0, 6.28),
+        ),
+    )

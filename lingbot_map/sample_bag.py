@@ -17,7 +17,10 @@ JPEG_QUALITY = 45
 _FIRST_STAMP_NS = 1_700_000_000 * 10**9
 _PERIOD_NS = 10**8
 _IMAGE_TOPIC, _INFO_TOPIC, _TRUTH_TOPIC = (
-    '/camera/image/compressed', '/camera/camera_info', '/ground_truth')
+    '/camera/image/compressed',
+    '/camera/camera_info',
+    '/ground_truth',
+)
 
 
 class SampleBagError(ValueError):
@@ -45,13 +48,16 @@ def write_sample_bag(path: Path, clip: Clip) -> None:
             for topic, message_type in (
                 (_IMAGE_TOPIC, 'sensor_msgs/msg/CompressedImage'),
                 (_INFO_TOPIC, 'sensor_msgs/msg/CameraInfo'),
-                (_TRUTH_TOPIC, 'nav_msgs/msg/Odometry'))}
+                (_TRUTH_TOPIC, 'nav_msgs/msg/Odometry'),
+            )
+        }
         for frame in range(clip.rgb.shape[1]):
             stamp_ns = _FIRST_STAMP_NS + frame * _PERIOD_NS
             for topic, message in _messages(store.types, clip, frame, stamp_ns).items():
                 connection = connections[topic]
                 writer.write(
-                    connection, stamp_ns, store.serialize_cdr(message, connection.msgtype))
+                    connection, stamp_ns, store.serialize_cdr(message, connection.msgtype)
+                )
     _rename(aside, path)
 
 
@@ -74,15 +80,16 @@ def _rename(aside, path):
 
 
 def _messages(types, clip, frame, stamp_ns):
-    stamp = types['builtin_interfaces/msg/Time'](
-        sec=stamp_ns // 10**9, nanosec=stamp_ns % 10**9)
+    stamp = types['builtin_interfaces/msg/Time'](sec=stamp_ns // 10**9, nanosec=stamp_ns % 10**9)
 
     def header(frame_id):
         return types['std_msgs/msg/Header'](stamp=stamp, frame_id=frame_id)
 
     image = types['sensor_msgs/msg/CompressedImage'](
-        header=header(CAMERA_FRAME), format='rgb8; jpeg compressed bgr8',
-        data=np.frombuffer(_jpeg(clip.rgb[0, frame]), np.uint8))
+        header=header(CAMERA_FRAME),
+        format='rgb8; jpeg compressed bgr8',
+        data=np.frombuffer(_jpeg(clip.rgb[0, frame]), np.uint8),
+    )
     return {
         _IMAGE_TOPIC: image,
         _INFO_TOPIC: _camera_info(types, header(CAMERA_FRAME), clip, frame),
@@ -101,11 +108,20 @@ def _camera_info(types, header, clip, frame):
     K = clip.K[0, frame].double().cpu().numpy()
     height, width = clip.rgb.shape[-2:]
     return types['sensor_msgs/msg/CameraInfo'](
-        header=header, height=height, width=width, distortion_model='plumb_bob',
-        d=np.zeros(5), k=K.flatten(), r=np.eye(3).flatten(),
-        p=np.hstack((K, np.zeros((3, 1)))).flatten(), binning_x=0, binning_y=0,
+        header=header,
+        height=height,
+        width=width,
+        distortion_model='plumb_bob',
+        d=np.zeros(5),
+        k=K.flatten(),
+        r=np.eye(3).flatten(),
+        p=np.hstack((K, np.zeros((3, 1)))).flatten(),
+        binning_x=0,
+        binning_y=0,
         roi=types['sensor_msgs/msg/RegionOfInterest'](
-            x_offset=0, y_offset=0, height=0, width=0, do_rectify=False))
+            x_offset=0, y_offset=0, height=0, width=0, do_rectify=False
+        ),
+    )
 
 
 def _odometry(types, header, T_room_cam: torch.Tensor):
@@ -113,13 +129,18 @@ def _odometry(types, header, T_room_cam: torch.Tensor):
     x, y, z, w = matrix_to_quaternion(T_room_cam[:3, :3]).tolist()
     pose = types['geometry_msgs/msg/Pose'](
         position=types['geometry_msgs/msg/Point'](
-            **dict(zip('xyz', T_room_cam[:3, 3].tolist(), strict=True))),
-        orientation=types['geometry_msgs/msg/Quaternion'](x=x, y=y, z=z, w=w))
+            **dict(zip('xyz', T_room_cam[:3, 3].tolist(), strict=True))
+        ),
+        orientation=types['geometry_msgs/msg/Quaternion'](x=x, y=y, z=z, w=w),
+    )
     twist = types['geometry_msgs/msg/Twist'](
-        linear=vector(x=0, y=0, z=0), angular=vector(x=0, y=0, z=0))
+        linear=vector(x=0, y=0, z=0), angular=vector(x=0, y=0, z=0)
+    )
     # the twist is not given: a covariance this large says so
     unknown = np.diag(np.full(6, 1e6)).flatten()
     return types['nav_msgs/msg/Odometry'](
-        header=header, child_frame_id=CAMERA_FRAME,
+        header=header,
+        child_frame_id=CAMERA_FRAME,
         pose=types['geometry_msgs/msg/PoseWithCovariance'](pose=pose, covariance=np.zeros(36)),
-        twist=types['geometry_msgs/msg/TwistWithCovariance'](twist=twist, covariance=unknown))
+        twist=types['geometry_msgs/msg/TwistWithCovariance'](twist=twist, covariance=unknown),
+    )
