@@ -230,7 +230,9 @@ def _upright_size(file: Path) -> tuple[int, int]:
     """Return width and height with the EXIF orientation applied; reads the file's head only."""
     try:
         with Image.open(file) as image:
-            sideways = image.getexif().get(_EXIF_ORIENTATION, 1) >= 5
+            # Pillow decodes a whole PNG in search of tags that do not come before its pixels.
+            tagged = image.format != 'PNG' or 'exif' in image.info
+            sideways = tagged and image.getexif().get(_EXIF_ORIENTATION, 1) >= 5
             return image.size[::-1] if sideways else image.size
     except DAMAGED_PICTURE:
         raise SourceError(f"'{file}' is not an image or is damaged") from None

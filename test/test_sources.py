@@ -69,6 +69,15 @@ def test_exif_orientation_is_applied(tmp_path):
     np.testing.assert_array_equal(image, np.rot90(picture(), k=-1))
 
 
+def test_a_folder_of_png_is_opened_without_decoding_it(tmp_path, monkeypatch):
+    tag = Image.Exif()
+    tag[0x0112] = 6
+    Image.new('RGB', (8, 4)).save(tmp_path / '0.png', exif=tag)
+    Image.new('RGB', (4, 8)).save(tmp_path / '1.png')
+    monkeypatch.setattr('PIL.PngImagePlugin.PngImageFile.load', None)
+    assert len(open_source(tmp_path)) == 2
+
+
 def test_rgba_is_composited_over_white(tmp_path):
     rgba = np.zeros((2, 2, 4), np.uint8)
     rgba[0, 0] = 10, 20, 30, 255
