@@ -11,10 +11,22 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _CALLBACKS_S = 1.0  # for callbacks to end: they look at `leaving` often
 _WORKER_S = 4.0  # for the image that is being processed; loading cannot be interrupted
 _POLL_S = 0.1
+_USAGE = """\
+usage: lingbot_map_node [--ros-args -p NAME:=VALUE ... -r FROM:=TO ... --params-file FILE]
+
+Turn images into a map: the lifecycle node 'lingbot_map', until Ctrl-C.
+Its parameters: python3 -m lingbot_map_ros.parameters --yaml
+"""
 
 
 def main(args: list[str] | None = None) -> int:
     """Run the node until a signal, a failed autostart or the watchdog; return the exit code."""
+    words = [] if args is not None else _own_words(sys.argv[1:])
+    if words:
+        wanted = words[0] in ('-h', '--help')
+        unknown = f"lingbot_map_node: '{words[0]}' is not known; parameters come after --ros-args"
+        (sys.stdout if wanted else sys.stderr).write(_USAGE if wanted else unknown + '\n')
+        return 0 if wanted else 2
     received: list[int] = []  # a lock in an Event would be entered twice by a second signal
     for number in _SIGNALS:
         signal.signal(number, lambda number, _: received.append(number))
@@ -22,6 +34,17 @@ def main(args: list[str] | None = None) -> int:
     for number in _SIGNALS:  # else one that comes while Python itself ends would kill it
         signal.signal(number, signal.SIG_IGN)
     return exit_code
+
+
+def _own_words(arguments: list[str]) -> list[str]:
+    """Return what is not between --ros-args and --."""
+    own, is_own = [], True
+    for word in arguments:
+        if word in ('--ros-args', '--'):
+            is_own = word == '--'
+        elif is_own:
+            own.append(word)
+    return own
 
 
 def _run(received: list[int], args: list[str] | None) -> int:

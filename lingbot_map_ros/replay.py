@@ -25,6 +25,7 @@ from lingbot_map.metrics import MetricsError
 from lingbot_map.points import POINT_DTYPE
 from lingbot_map.sources import open_source, Source, SourceError
 from lingbot_map_ros import results
+from lingbot_map_ros.evaluate_folders import RUN_FILE
 from lingbot_map_ros.live_check import compare_with_lossless, LiveCheck, TRAJECTORY
 from lingbot_map_ros.node import LingbotMapNode
 from lingbot_map_ros.parameter_spec import ParameterError
@@ -145,6 +146,8 @@ def _check(args: argparse.Namespace) -> Job:
     path = args.source.resolve()
     name = path.name if path.is_dir() else path.stem
     out = args.out or Path('results') / name
+    if (out / RUN_FILE).exists():
+        raise BadInput(f"--out: '{out}' holds an evaluation: name another folder")
     _check_writable(out)
     return Job(source, name, truth, out, args.rate, args.compare)
 

@@ -134,6 +134,14 @@ def test_a_folder_without_a_trajectory_is_refused(walk, tmp_path, capsys):
     assert not (tmp_path / 'out').exists()
 
 
+def test_an_evaluation_is_never_overwritten(walk, tmp_path, capsys):
+    (tmp_path / 'run.yaml').write_text('{}')
+    (tmp_path / 'trajectory.tum').write_text('')
+    assert replay.main([str(walk), '--out', str(tmp_path), '--compare', str(tmp_path)]) == 2
+    assert f"'{tmp_path}' holds an evaluation: name another folder" in capsys.readouterr().err
+    assert (tmp_path / 'trajectory.tum').read_text() == ''
+
+
 def test_line_of_poses_is_what_the_fake_engine_does():
     start = np.linalg.inv(turned())
     for i, pose in enumerate(line_of_poses(3)):

@@ -99,16 +99,21 @@ def test_a_stuck_engine_ends_the_process_with_1():
 
 
 def test_signals_while_the_node_starts_end_it_with_0():
-    importing, loading = start(*_RANDOM), start(*_RANDOM)
+    importing = start(*_RANDOM)
     wait_until_handled(importing)
+    interrupt_twice(importing)
+    returncode, output = end(importing)
+    assert returncode == 0
+    assert 'loading model' not in output
+    loading = start(*_RANDOM)
     wait_for_line(loading, 'loading model')
-    for process in (importing, loading):
-        process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGINT)
-    for process in (importing, loading):
-        returncode, output = end(process)
-        assert returncode == 0
-        assert _READY not in output
+    interrupt_twice(loading)
+    assert end(loading)[0] == 0
+
+
+def interrupt_twice(process):
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
 
 
 def wait_until_handled(process):
@@ -139,3 +144,11 @@ def test_bad_starts_say_why_in_one_line(tmp_path):
         returncode, output = end(process)
         assert returncode == code, (arguments, output)
         assert words in output, (arguments, output)
+
+
+@pytest.mark.parametrize(('word', 'code'), [('--help', 0), ('-h', 0), ('--model', 2), ('x', 2)])
+def test_words_outside_of_ros_arguments_never_start_a_node(word, code):
+    command = [sys.executable, '-m', 'lingbot_map_ros.main', word]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == code
+    assert '--ros-args' in (done.stderr if code else done.stdout)
