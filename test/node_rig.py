@@ -24,7 +24,7 @@ from std_msgs.msg import Header
 from std_srvs.srv import SetBool, Trigger
 from tf2_msgs.msg import TFMessage
 
-WAIT_S = 20.0  # generous: the machine may be busy
+WAIT_S = 60.0  # generous: the machine may be busy
 _LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 _ALWAYS = {
     'odometry': ('/lingbot_map/odometry', Odometry, 200),
