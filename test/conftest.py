@@ -5,6 +5,6 @@ import os
 os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'LOCALHOST'
 # Domains up to 101 keep their ports clear of those that Linux hands out.
 os.environ['ROS_DOMAIN_ID'] = str(1 + os.getpid() % 101)
-# Read by torch and OpenCV when they are imported, and by the programs that tests start. One thread:
-# two that wait for each other on busy cores cost a hundredfold.
+# Read by torch and OpenCV when they are imported, and by the programs that tests start. One
+# thread: two that wait for each other on busy cores cost a hundredfold.
 os.environ.setdefault('OMP_NUM_THREADS', '1')
