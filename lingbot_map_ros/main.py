@@ -65,7 +65,8 @@ def _run(received: list[int], args: list[str] | None) -> int:
     from lingbot_map_ros.parameter_spec import ParameterError
 
     try:
-        return _spin(LingbotMapNode(), received)
+        # A signal may have come during the imports, which take seconds: nothing is started then.
+        return 0 if received else _spin(LingbotMapNode(), received)
     except ParameterError as error:
         get_logger('lingbot_map').fatal(str(error))
         return 1
