@@ -51,25 +51,27 @@ class MemoryShape:
     def rows(self) -> int:
         return self.special_rows + self.patches * (self.resident + 1)
 
+    @property
+    def trunk_buffer(self) -> tuple[int, ...]:
+        """Shape of the buffer of trunk keys, and of that of values."""
+        return (self.layers, 1, self.heads, self.rows, self.head_dim)
+
+    @property
+    def camera_buffer(self) -> tuple[int, ...]:
+        """Shape of the buffer of the camera head's keys, and of that of values."""
+        depth, frames = max(self.camera_depth, 1), self.max_keyframes + 1
+        return (self.camera_iterations, depth, 1, self.camera_heads, frames, self.camera_head_dim)
+
 
 class StreamMemory:
     """Cached keys and values of one sequence; the protocol is write, forward, commit or undo."""
 
     def __init__(self, shape: MemoryShape, device: torch.device, dtype: torch.dtype):
         self.shape, self.device, self.dtype = shape, device, dtype
-        trunk = (shape.layers, 1, shape.heads, shape.rows, shape.head_dim)
-        camera = (
-            shape.camera_iterations,
-            max(shape.camera_depth, 1),
-            1,
-            shape.camera_heads,
-            shape.max_keyframes + 1,
-            shape.camera_head_dim,
-        )
-        self._keys = torch.zeros(trunk, device=device, dtype=dtype)
-        self._values = torch.zeros(trunk, device=device, dtype=dtype)
-        self._camera_keys = torch.zeros(camera, device=device)
-        self._camera_values = torch.zeros(camera, device=device)
+        self._keys = torch.zeros(shape.trunk_buffer, device=device, dtype=dtype)
+        self._values = torch.zeros(shape.trunk_buffer, device=device, dtype=dtype)
+        self._camera_keys = torch.zeros(shape.camera_buffer, device=device)
+        self._camera_values = torch.zeros(shape.camera_buffer, device=device)
         self.slot_frames = [-1] * (shape.resident + 1)  # kept number of the frame in each slot
         self.reset()
 
