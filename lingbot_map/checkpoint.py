@@ -128,6 +128,27 @@ def set_trunk_dtype(model: GCTStream, dtype: torch.dtype) -> None:
             module.to(dtype)
 
 
+def set_heads_dtype(model: GCTStream, name: str) -> None:
+    """
+    Choose how the heads multiply: 'fp32', 'tf32' (float32 with short factors), or 'bf16'.
+
+    'bf16' leaves in float32 what forms the outputs: the pose itself and the last convolutions.
+    """
+    model.heads_tf32 = name != 'fp32'
+    dtype = torch.bfloat16 if name == 'bf16' else torch.float32
+    parts = [] if model.camera_head is None else [model.camera_head.trunk]
+    for head in (model.depth_head, model.point_head, model.local_point_head):
+        if head is not None:
+            parts += [
+                part for name, part in head.scratch.named_children() if name != 'output_conv2'
+            ]
+            parts += [head.projects, head.resize_layers]
+    for part in parts:
+        for module in part.modules():
+            if isinstance(module, torch.nn.Linear | torch.nn.Conv2d | torch.nn.ConvTranspose2d):
+                module.to(dtype)
+
+
 def default_dtype(device: torch.device | str) -> torch.dtype:
     """Return the trunk precision for a device: bf16 where it is native, fp16 before, else fp32."""
     device = torch.device(device)

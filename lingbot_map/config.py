@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-COMPILE_MODES = ('auto', 'off')
+COMPILE_MODES = ('auto', 'off', 'default', 'reduce-overhead', 'max-autotune', 'cuda-graph')
+ATTENTION_BACKENDS = ('auto', 'sdpa', 'cudnn', 'flash', 'triton', 'flashinfer')
+HEADS_DTYPES = ('tf32', 'fp32', 'bf16')
 DTYPES = ('auto', 'float32', 'bfloat16', 'float16')
 KEYFRAME_POLICIES = ('interval', 'flow', 'auto')
 LIMIT_POLICIES = ('roll_over', 'reset', 'stop')

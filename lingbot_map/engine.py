@@ -4,7 +4,9 @@ from dataclasses import dataclass
 import logging
 import time
 
+from lingbot_map.compiling import settle, uses_graph_trees
 from lingbot_map.config import StreamConfig
+from lingbot_map.frame_runner import FrameRunner
 from lingbot_map.geometry import decode_pose
 from lingbot_map.keyframes import interval_for, Keyframes
 from lingbot_map.memory import StreamLimitError, StreamMemory
@@ -71,6 +73,7 @@ class StreamEngine:
         self._model, self._config, self._device = model, config, torch.device(device)
         self._keyframes = _keyframes(config)
         self._memory: StreamMemory | None = None
+        self._runner: FrameRunner | None = None  # runs frames over the memory
         self._next: NextWindow | None = None
         self._network_size: tuple[int, int] | None = None  # width, height
         self.sequence = 0
@@ -123,23 +126,19 @@ class StreamEngine:
 
     @torch.inference_mode()
     def warm_up(self, height: int, width: int) -> None:
-        """Allocate for images of `height` x `width` and run every path once; ends in a reset."""
+        """
+        Allocate for images of `height` x `width`, compile, and run every path; ends in a reset.
+
+        Nothing is compiled or captured afterwards until the size of the images changes. What the
+        model's `compile_mode` cannot do here is said in one warning, and done in a slower mode.
+        """
         mapping = self._map(height, width)
         self._prepare(mapping)
         noise = torch.randint(0, 256, (3, *mapping.network_size[::-1]), dtype=torch.uint8)
         frame = _Frame(None, noise.to(self._device), mapping, 0.0)
-        self._run_scale_batch([frame] * self._config.num_scale_frames)
-        interval = self._keyframes.interval
-        try:
-            self._keyframes.interval = 2  # the first frame is kept and the second is not
-            for _ in range(2):
-                if self._memory.kept < self._memory.shape.max_keyframes:
-                    self._run_frame(frame)
-        finally:
-            self._keyframes.interval = interval
-        if self._next is not None:
-            self._next.warm_up(frame.image)
-            self._memory.adopt(self._next.memory)
+        settle(self._model, lambda: self._rehearse(frame))
+        for runner in self._runners():
+            runner.settle()
         self.reset()
 
     @torch.inference_mode()
@@ -161,7 +160,11 @@ class StreamEngine:
                     'image size changed to %dx%d: starting a new sequence',
                     *frame.mapping.original_size,
                 )
-            self._prepare(frame.mapping)
+            if self._model.compile_mode == 'off':
+                self._prepare(frame.mapping)
+            else:
+                LOGGER.warning('warming up for images of %dx%d', *frame.mapping.original_size)
+                self.warm_up(*rgb.shape[:2])
         if self._scale_frames:
             try:
                 return [self._run_frame(frame)]
@@ -209,16 +212,50 @@ class StreamEngine:
     def _prepare(self, mapping: PixelMap) -> None:
         """Start a new sequence with a memory for this image size."""
         if mapping.network_size != self._network_size:
-            self._memory = self._next = None  # free the old buffers before the new ones are made
+            # free the old buffers before the new ones are made
+            self._memory = self._runner = self._next = None
             width, height = mapping.network_size
             config = self._config
             self._memory = self._model.new_memory(height, width, config.max_keyframes)
+            self._runner = FrameRunner(self._model, self._memory, config.num_scale_frames)
             if config.on_limit == 'roll_over':
                 self._next = NextWindow(
                     self._model, height, width, config.num_scale_frames, config.overlap_keyframes
                 )
             self._network_size = mapping.network_size
         self.reset()
+
+    def _runners(self) -> list[FrameRunner]:
+        return [self._runner] if self._next is None else [self._runner, self._next.runner]
+
+    def _rehearse(self, frame: _Frame) -> None:
+        """Capture what the compile mode captures, then stream as later, up to an eviction."""
+        mode, pool = self._model.compile_mode, None
+        for runner in self._runners():
+            runner.restart()
+        if mode == 'cuda-graph':
+            for runner in self._runners():
+                pool = runner.capture(frame.image, pool)
+        shape = self._memory.shape
+        frames = 2 if mode == 'off' else shape.anchors + shape.window + 2
+        for count in [frames, 2, 2] if uses_graph_trees(self._model) else [frames]:
+            self.reset()
+            self._rehearse_stream(frame, count)
+            if self._next is not None:
+                self._next.warm_up(frame.image)
+                self._memory.adopt(self._next.memory)
+
+    def _rehearse_stream(self, frame: _Frame, count: int) -> None:
+        """Run the scale batch and `count` frames, as far as they fit; the last one is not kept."""
+        self._run_scale_batch([frame] * self._config.num_scale_frames)
+        room = self._memory.shape.max_keyframes - self._memory.kept
+        interval = self._keyframes.interval
+        try:
+            for i in range(min(count, room)):
+                self._keyframes.interval = 1 if i + 1 < count else count
+                self._run_frame(frame)
+        finally:
+            self._keyframes.interval = interval
 
     def _run_scale_batch(self, frames: list[_Frame]) -> list[FrameResult]:
         start = time.perf_counter()
@@ -280,7 +317,7 @@ class StreamEngine:
 
     def _forward(self, frames: list[_Frame], scale_frames: int) -> tuple[Tensor, Outputs]:
         images = torch.stack([frame.image for frame in frames])
-        return images, self._model.stream(images[None].float() / 255, self._memory, scale_frames)
+        return images, self._runner(images, scale_frames)
 
     def _results(
         self, frames: list[_Frame], images: Tensor, outputs: Outputs, kept: bool, start: float
@@ -292,6 +329,7 @@ class StreamEngine:
         T_world_cam, K = decode_pose(pose_enc, height, width)
         T_world_cam, K = self._move.move(T_world_cam).numpy(), K.numpy()
         depth = self._move.scale * outputs['depth'][0, ..., 0]
+        confidence = outputs['depth_conf'][0].clone()  # the next run may overwrite its outputs
         return [
             FrameResult(
                 frame.tag,
@@ -301,7 +339,7 @@ class StreamEngine:
                 frame.mapping.to_original(K[i]),
                 K[i],
                 depth[i],
-                outputs['depth_conf'][0, i],
+                confidence[i],
                 images[i].permute(1, 2, 0),
                 frame.mapping,
                 {'preprocess': frame.preprocess_ms, 'forward': forward_ms / len(frames)},

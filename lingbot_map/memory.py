@@ -68,24 +68,25 @@ class StreamMemory:
 
     def __init__(self, shape: MemoryShape, device: torch.device, dtype: torch.dtype):
         self.shape, self.device, self.dtype = shape, device, dtype
-        self._keys = torch.zeros(shape.trunk_buffer, device=device, dtype=dtype)
-        self._values = torch.zeros(shape.trunk_buffer, device=device, dtype=dtype)
-        self._camera_keys = torch.zeros(shape.camera_buffer, device=device)
-        self._camera_values = torch.zeros(shape.camera_buffer, device=device)
+        self.keys = torch.zeros(shape.trunk_buffer, device=device, dtype=dtype)
+        self.values = torch.zeros(shape.trunk_buffer, device=device, dtype=dtype)
+        self.camera_keys = torch.zeros(shape.camera_buffer, device=device)
+        self.camera_values = torch.zeros(shape.camera_buffer, device=device)
         self.slot_frames = [-1] * (shape.resident + 1)  # kept number of the frame in each slot
         self.reset()
 
     def reset(self) -> None:
         """Forget all frames; the buffers stay."""
         self.kept = 0
-        self._frames = self._visible_slots = 0
+        self._frames = 0
+        self.visible_slots = 0  # first slots whose patches the frame being written sees
         self._in_scratch = False
 
     @property
     def nbytes(self) -> int:
         """Size of the buffers in bytes."""
         return sum(
-            t.nbytes for t in (self._keys, self._values, self._camera_keys, self._camera_values)
+            t.nbytes for t in (self.keys, self.values, self.camera_keys, self.camera_values)
         )
 
     @property
@@ -98,13 +99,25 @@ class StreamMemory:
         """Kept numbers of the frames whose patch keys the frames being written see."""
         if self._frames > 1:
             return list(range(self.kept, self.kept + self._frames))
-        return sorted(self.slot_frames[: self._visible_slots])
+        return sorted(self.slot_frames[: self.visible_slots])
 
     @property
     def visible_specials(self) -> list[int]:
         """Kept numbers of the frames whose special keys the frames being written see."""
         first = self.kept if self._frames > 1 else 0
         return list(range(first, self.kept + self._frames))
+
+    @property
+    def visible_rows(self) -> slice:
+        """Rows of `keys` and `values` that the single frame being written sees."""
+        first = self._special_rows(self.kept).start
+        return slice(first, self._patch_rows(self.visible_slots).start)
+
+    @property
+    def written_rows(self) -> tuple[int, int]:
+        """First rows for the special and the patch tokens of the single frame being written."""
+        patch_row = self._patch_rows(self._slot(self.kept)).start
+        return self._special_rows(self.kept).start, patch_row
 
     def write(self, frames: int, keep: bool) -> None:
         """
@@ -128,7 +141,7 @@ class StreamMemory:
         for offset in range(frames):
             self.slot_frames[self._slot(self.kept + offset)] = self.kept + offset
         resident = self.shape.anchors + self.shape.window
-        self._visible_slots = (
+        self.visible_slots = (
             min(self.kept + 1, resident) if keep else (min(self.kept, resident) + 1)
         )
 
@@ -144,7 +157,7 @@ class StreamMemory:
             ring = self._slot(self.kept)
             self.slot_frames[ring] = self.kept
             if ring != scratch:
-                for buffer in (self._keys, self._values):
+                for buffer in (self.keys, self.values):
                     buffer[..., self._patch_rows(ring), :] = buffer[
                         ..., self._patch_rows(scratch), :
                     ]
@@ -162,10 +175,10 @@ class StreamMemory:
         The shapes may differ in `max_keyframes` only; these frames have to fit.
         """
         ours, theirs = self._kept_rows(other.kept), other._kept_rows(other.kept)
-        self._keys[..., ours, :] = other._keys[..., theirs, :]
-        self._values[..., ours, :] = other._values[..., theirs, :]
-        self._camera_keys[..., : other.kept, :] = other._camera_keys[..., : other.kept, :]
-        self._camera_values[..., : other.kept, :] = other._camera_values[..., : other.kept, :]
+        self.keys[..., ours, :] = other.keys[..., theirs, :]
+        self.values[..., ours, :] = other.values[..., theirs, :]
+        self.camera_keys[..., : other.kept, :] = other.camera_keys[..., : other.kept, :]
+        self.camera_values[..., : other.kept, :] = other.camera_values[..., : other.kept, :]
         self.slot_frames[: other.shape.resident] = other.slot_frames[: other.shape.resident]
         self.reset()
         self.kept = other.kept
@@ -175,24 +188,22 @@ class StreamMemory:
         tokens = self.shape.specials + self.shape.patches
         for offset in range(self._frames):
             rows = slice(offset * tokens, (offset + 1) * tokens)
-            self._store(self._keys[layer], self.kept + offset, k[:, :, rows])
-            self._store(self._values[layer], self.kept + offset, v[:, :, rows])
+            self._store(self.keys[layer], self.kept + offset, k[:, :, rows])
+            self._store(self.values[layer], self.kept + offset, v[:, :, rows])
         if self._frames > 1:
             return attend_fully(q, k, v)
-        visible = slice(
-            self._special_rows(self.kept).start, self._patch_rows(self._visible_slots).start
-        )
+        visible = self.visible_rows
         return attend_fully(
-            q, self._keys[layer, :, :, visible], self._values[layer, :, :, visible]
+            q, self.keys[layer, :, :, visible], self.values[layer, :, :, visible]
         )
 
     def attend_camera(self, iteration: int, depth: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store camera keys and values (1, heads, S, head_dim); attend to all kept frames."""
         end = self.kept + self._frames
-        keys, values = self._camera_keys[iteration, depth], self._camera_values[iteration, depth]
+        keys, values = self.camera_keys[iteration, depth], self.camera_values[iteration, depth]
         keys[:, :, self.kept : end] = k
         values[:, :, self.kept : end] = v
-        return attend_fully(q, keys[:, :, :end], values[:, :, :end])
+        return attend_fully(q.to(keys.dtype), keys[:, :, :end], values[:, :, :end])
 
     def _require_room(self, frames: int) -> None:
         if self.kept + frames > self.shape.max_keyframes:

@@ -10,6 +10,7 @@ serving window is full, the next one is aligned with it over these frames and mo
 from dataclasses import dataclass
 import math
 
+from lingbot_map.frame_runner import FrameRunner
 from lingbot_map.geometry import decode_pose, unproject
 from lingbot_map.memory import StreamMemory
 from lingbot_map.windows import align, Outputs, Similarity, warp, Window
@@ -52,7 +53,7 @@ class NextWindow:
         self.overlap = overlap
         self.scale_frames = min(scale_frames, overlap)
         self.memory: StreamMemory = model.new_memory(height, width, overlap)
-        self._model = model
+        self.runner = FrameRunner(model, self.memory, self.scale_frames)
         self.reset()
 
     def reset(self) -> None:
@@ -106,7 +107,7 @@ class NextWindow:
 
     def _run(self, images: Tensor) -> None:
         self.memory.write(len(images), keep=True)
-        outputs = self._model.stream(images[None].float() / 255, self.memory, self.scale_frames)
+        outputs = self.runner(images, self.scale_frames)
         self.memory.commit()
         self._next.append(_copied(outputs))
 

@@ -47,6 +47,7 @@ class FakeModel:
 
     patch_size = 14
     camera_head = depth_head = 'there'
+    compile_mode, attention_backend = 'off', 'sdpa'
 
     def __init__(self, spoil=lambda index, outputs, window: None):
         self.frames = []  # that were passed to each call

@@ -119,14 +119,14 @@ def test_an_overlap_shorter_than_a_scale_batch_is_the_next_scale_batch():
 def test_nothing_is_allocated_for_a_roll_over():
     engine = engine_for(FakeModel())
     memories = [engine._memory, engine._next.memory]
-    buffers = [m._keys.data_ptr() for m in memories] + [
-        m._camera_keys.data_ptr() for m in memories
+    buffers = [m.keys.data_ptr() for m in memories] + [
+        m.camera_keys.data_ptr() for m in memories
     ]
     run(engine, range(60))
     assert engine.window == 9
     memories = [engine._memory, engine._next.memory]
-    assert buffers == [m._keys.data_ptr() for m in memories] + [
-        m._camera_keys.data_ptr() for m in memories
+    assert buffers == [m.keys.data_ptr() for m in memories] + [
+        m.camera_keys.data_ptr() for m in memories
     ]
 
 

@@ -107,12 +107,14 @@ class DPTHead(nn.Module):
             fuse = getattr(scratch, f'refinenet{level}')
             x = fuse(lateral, None, finer) if x is None else fuse(x, lateral, finer)
         x = resize(scratch.output_conv1(x), (rows * self.patch_size, cols * self.patch_size))
-        return scratch.output_conv2(add_position_map(x, aspect))
+        # Depth is the exponential of what comes out: the last convolutions stay float32.
+        return scratch.output_conv2(add_position_map(x, aspect).float())
 
     def lateral(self, level: int, tokens: Tensor, grid: tuple[int, int], aspect: float) -> Tensor:
         """Return the map of one trunk layer at its own resolution, `features` channels."""
         x = self.norm(tokens).transpose(1, 2).unflatten(2, grid)
-        x = add_position_map(self.projects[level](x), aspect)
+        project = self.projects[level]
+        x = add_position_map(project(x.to(project.weight.dtype)), aspect)
         return getattr(self.scratch, f'layer{level + 1}_rn')(self.resize_layers[level](x))
 
 

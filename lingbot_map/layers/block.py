@@ -35,7 +35,8 @@ class Block(nn.Module):
     Pre-norm attention and MLP with LayerScale.
 
     The hot parts `attn_pre`, `attn.proj` and `ffn_residual` are callable units of their own, so
-    that they can be compiled while attention over a cache stays outside (spec section 16).
+    that they can be compiled while attention over a cache stays outside (spec section 16);
+    `attn_post` is all that follows attention.
     """
 
     def __init__(
@@ -54,12 +55,15 @@ class Block(nn.Module):
     ) -> Tensor:
         """Return tokens (B, N, dim); `attend` decides which keys the queries see."""
         q, k, v = self.attn_pre(x, rotary)
-        x = x + self.ls1(self.attn.merge(attend(q, k, v)))
-        return self.ffn_residual(x)
+        return self.attn_post(x, attend(q, k, v))
 
     def attn_pre(self, x: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys, values: norm, projection, q/k norm and rotation."""
         return self.attn.heads(self.norm1(x), rotary)
+
+    def attn_post(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Return x (B, N, dim) after attention was projected and added, and after the MLP."""
+        return self.ffn_residual(x + self.ls1(self.attn.merge(attended)))
 
     def ffn_residual(self, x: Tensor) -> Tensor:
         """Return x plus its scaled MLP."""

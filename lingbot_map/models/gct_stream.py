@@ -9,6 +9,7 @@ from lingbot_map.layers.attention import attend_masked, init_linear
 from lingbot_map.layers.vit import encoder_size, PatchEmbed, PatchEncoder
 from lingbot_map.memory import MemoryShape, StreamMemory
 from lingbot_map.models.sequence_drivers import SequenceDrivers
+from lingbot_map.precision import tf32
 import torch
 from torch import nn, Tensor
 
@@ -143,6 +144,8 @@ class GCTStream(SequenceDrivers, nn.Module):
         self.point_head = dense(4) if enable_point else None
         self.local_point_head = dense(4) if enable_local_point else None
         self.apply(init_linear)
+        self.heads_tf32 = False  # whether float32 products of the heads may run as TF32
+        self.compile_mode, self.attention_backend = 'off', 'sdpa'  # see compiling.compile_model
         self.memory: StreamMemory | None = None
         self._skip_append = False
         self.eval()
@@ -206,9 +209,10 @@ class GCTStream(SequenceDrivers, nn.Module):
         `images` (B, S, 3, H, W) in [0, 1], `index` (S,) frames kept before each frame. Heads get
         float32. Returns the entries of `forward`.
         """
-        selected = self.aggregator(images, index, num_frame_for_scale, attend)
+        with tf32(False):
+            selected = self.aggregator(images, index, num_frame_for_scale, attend)
         # Heads run in float32 whatever the trunk's precision (spec section 11).
-        with torch.autocast(images.device.type, enabled=False):
+        with torch.autocast(images.device.type, enabled=False), tf32(self.heads_tf32):
             outputs = self.dense([layer.float() for layer in selected], images.shape[-2:])
             if self.camera_head is not None:
                 poses = self.camera_head(selected[-1][:, :, 0].float(), index, attend_camera)

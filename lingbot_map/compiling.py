@@ -1,0 +1,204 @@
+"""Compile the hot parts of a model (spec section 16), and count what was compiled."""
+
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+import logging
+import os
+import sys
+
+from lingbot_map.config import ATTENTION_BACKENDS, COMPILE_MODES
+from lingbot_map.heads.dpt_head import FRAMES_PER_CHUNK
+import torch
+from torch import nn
+
+LOGGER = logging.getLogger(__name__)
+# Backends whose kernels read positions on the device, as a captured graph needs it.
+RING_BACKENDS = ('cudnn', 'flash', 'triton')
+_GRAPH_TREES = ('reduce-overhead', 'max-autotune')  # torch captures every unit by itself
+_STEP_DOWN = {
+    'cuda-graph': 'default',
+    'max-autotune': 'default',
+    'reduce-overhead': 'default',
+    'default': 'off',
+}
+# Each combination of block width, encoding and frames is a variant of the same few functions.
+_VARIANTS = 64
+
+_captures = 0
+
+
+def compile_model(model, mode: str = 'auto', attention_backend: str = 'auto') -> None:
+    """
+    Choose how the model's streaming runs; what has to be compiled is so at its first use.
+
+    `mode` and `attention_backend` are names of config.COMPILE_MODES and ATTENTION_BACKENDS; 'auto'
+    follows device and precision, never a measurement. The resolved names are in
+    `model.compile_mode` and `model.attention_backend`. State-dict keys do not change.
+
+    :raises ValueError: names that are unknown or do not go together, or need another device.
+    """
+    device, dtype = model.aggregator.camera_token.device, model.aggregator.dtype
+    mode = _resolve_mode(mode, attention_backend, device, dtype)
+    backend = _resolve_backend(attention_backend, mode, device, dtype)
+    _restore(model)
+    if mode != 'off':
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _VARIANTS)
+    if mode == 'cuda-graph':
+        _compile_for_capture(model)
+    elif mode != 'off':
+        _compile_units(model, _without_conflicts(mode))
+    model.compile_mode, model.attention_backend = mode, backend
+
+
+def settle(model, rehearse: Callable[[], None]) -> None:
+    """Run `rehearse`, which uses every path; where that fails, again in the next slower mode."""
+    while True:
+        try:
+            rehearse()
+            return
+        except (
+            RuntimeError
+        ) as error:  # of the compiler, a kernel, a capture, or for want of memory
+            slower = _STEP_DOWN.get(model.compile_mode)
+            if slower is None:
+                raise
+            LOGGER.warning(
+                "compile_mode '%s' is not possible here (%s): going on with '%s', which is slower",
+                model.compile_mode,
+                str(error).strip().splitlines()[0] if str(error).strip() else repr(error),
+                slower,
+            )
+        backend = model.attention_backend
+        compile_model(model, slower, 'sdpa' if slower == 'off' else backend)
+
+
+def compilations() -> int:
+    """Return how many graphs this process has compiled or captured so far."""
+    dynamo = sys.modules.get('torch._dynamo.utils')
+    compiled = dynamo.counters['stats']['unique_graphs'] if dynamo else 0
+    return compiled + _captures
+
+
+def count_capture() -> None:
+    """Note that a CUDA graph was captured."""
+    global _captures
+    _captures += 1
+
+
+def uses_graph_trees(model) -> bool:
+    """Return whether torch keeps CUDA graphs of its own, whose outputs live for one step."""
+    return model.compile_mode in _GRAPH_TREES
+
+
+def _resolve_mode(mode: str, backend: str, device: torch.device, dtype: torch.dtype) -> str:
+    if mode not in COMPILE_MODES:
+        raise ValueError(f"'compile_mode' is '{mode}'; use {', '.join(COMPILE_MODES)}")
+    capturable = backend == 'auto' or backend in RING_BACKENDS
+    if mode == 'auto':
+        if device.type != 'cuda' or dtype == torch.float32 or not _has_triton():
+            return 'off'
+        return 'cuda-graph' if capturable else 'reduce-overhead'
+    if mode == 'cuda-graph' and device.type != 'cuda':
+        raise ValueError("'compile_mode' is 'cuda-graph', which needs a CUDA device; use auto")
+    if mode == 'cuda-graph' and not capturable:
+        raise ValueError(
+            f"'compile_mode' is 'cuda-graph' and 'attention_backend' is '{backend}', which cannot "
+            f'be captured; use auto, {", ".join(RING_BACKENDS)}, or another compile_mode'
+        )
+    return mode
+
+
+def _resolve_backend(backend: str, mode: str, device: torch.device, dtype: torch.dtype) -> str:
+    if backend not in ATTENTION_BACKENDS:
+        raise ValueError(
+            f"'attention_backend' is '{backend}'; use {', '.join(ATTENTION_BACKENDS)}"
+        )
+    half = dtype != torch.float32
+    if backend == 'auto':
+        if device.type != 'cuda' or not _has_triton():
+            return 'sdpa'
+        if not half:
+            return 'triton' if mode == 'cuda-graph' else 'sdpa'
+        capability = torch.cuda.get_device_capability(device)
+        return 'cudnn' if capability >= (9, 0) else 'flash' if capability >= (8, 0) else 'triton'
+    if backend != 'sdpa' and device.type != 'cuda':
+        raise ValueError(
+            f"'attention_backend' is '{backend}', which needs a CUDA device; use auto"
+        )
+    if backend in ('cudnn', 'flash') and not half:
+        raise ValueError(
+            f"'attention_backend' is '{backend}', which needs 'dtype' bfloat16 or float16; use auto"
+        )
+    return backend
+
+
+def _has_triton() -> bool:
+    return find_spec('triton') is not None
+
+
+def _without_conflicts(mode: str) -> str:
+    settings = os.environ.get('PYTORCH_ALLOC_CONF', os.environ.get('PYTORCH_CUDA_ALLOC_CONF', ''))
+    if mode in _GRAPH_TREES and 'expandable_segments:true' in settings.replace(' ', '').lower():
+        LOGGER.warning(
+            "compile_mode '%s' runs without CUDA graphs, since they do not go together with "
+            'expandable_segments in the environment (PYTORCH_ALLOC_CONF): unset it',
+            mode,
+        )
+        return 'default' if mode == 'reduce-overhead' else 'max-autotune-no-cudagraphs'
+    return mode
+
+
+def _options(mode: str) -> dict[str, object]:
+    options = torch._inductor.list_mode_options(mode)
+    if 'max_autotune' not in options:
+        options |= {'deterministic': True}  # no choice by timing: the same bytes in every run
+    return options
+
+
+def _compile_units(model, mode: str) -> None:
+    """Compile what spec section 16 lists; attention and cache writes stay eager."""
+    options = _options(mode)
+    trunk = model.aggregator
+    for block in (*getattr(trunk.patch_embed, 'blocks', ()), *trunk.frame_blocks):
+        block.compile(dynamic=False, options=options)
+    for block in trunk.global_blocks:
+        block.attn_pre = torch.compile(block.attn_pre, dynamic=False, options=options)
+        block.ffn_residual = torch.compile(block.ffn_residual, dynamic=False, options=options)
+        block.attn.proj.compile(dynamic=False, options=options)
+
+
+def _compile_for_capture(model) -> None:
+    """Compile all that lies between the attention kernels, for use inside a captured graph."""
+    options = _options('default')
+    for block in _blocks(model):
+        for unit in ('attn_pre', 'attn_post'):
+            compiled = torch.compile(getattr(block, unit), dynamic=False, options=options)
+            setattr(block, unit, compiled)
+    for head in _dense_heads(model):
+        head.frames_per_chunk = 1  # the same code, and less memory, for one frame and for many
+        head.decode = torch.compile(head.decode, dynamic=False, options=options)
+
+
+def _restore(model) -> None:
+    for module in model.modules():
+        module._compiled_call_impl = None
+    for block in _blocks(model):
+        for unit in ('attn_pre', 'attn_post', 'ffn_residual'):
+            block.__dict__.pop(unit, None)
+    for head in _dense_heads(model):
+        head.frames_per_chunk = FRAMES_PER_CHUNK
+        head.__dict__.pop('decode', None)
+
+
+def _blocks(model) -> Iterator[nn.Module]:
+    trunk = model.aggregator
+    yield from getattr(trunk.patch_embed, 'blocks', ())
+    yield from trunk.frame_blocks
+    yield from trunk.global_blocks
+    if model.camera_head is not None:
+        yield from model.camera_head.trunk
+
+
+def _dense_heads(model) -> list[nn.Module]:
+    heads = (model.depth_head, model.point_head, model.local_point_head)
+    return [head for head in heads if head is not None]
