@@ -115,6 +115,15 @@ class StreamEngine:
         return 0 if self._memory is None else self._memory.kept
 
     @property
+    def compile_mode(self) -> str:
+        """How the network runs; the warm-up may have fallen back to a slower mode."""
+        return self._model.compile_mode
+
+    @property
+    def attention_backend(self) -> str:
+        return self._model.attention_backend
+
+    @property
     def keyframe_interval(self) -> int:
         """Every n-th frame is kept; to be set at any time with the keyframe policy 'interval'."""
         return self._keyframes.interval
