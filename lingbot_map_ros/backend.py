@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from lingbot_map.checkpoint import default_dtype, load_model
+from lingbot_map.checkpoint import default_dtype, load_model, set_heads_dtype
+from lingbot_map.compile_cache import use_compile_cache
+from lingbot_map.compiling import compile_model
 from lingbot_map.engine import StreamEngine
 from lingbot_map_ros.parameter_spec import ParameterError
 from lingbot_map_ros.parameters import NodeParams
@@ -14,11 +16,18 @@ def load_engine(params: NodeParams) -> StreamEngine:
     """
     Load the network onto its device; to be called in the thread that will use it.
 
-    CheckpointError: the weights cannot be used. ParameterError: there is no such device.
+    CheckpointError: the weights cannot be used. ParameterError: there is no such device, or it
+    cannot do what is asked for. CompileCacheError: the folder for compiled code cannot be used.
     """
     device = choose_device(params.device)
     dtype = default_dtype(device) if params.dtype == 'auto' else getattr(torch, params.dtype)
+    use_compile_cache(params.compile_cache_dir)
     model = load_model(params.model, params.checkpoint, device, dtype)
+    set_heads_dtype(model, params.heads_dtype)
+    try:
+        compile_model(model, params.compile_mode, params.attention_backend)
+    except ValueError as error:
+        raise ParameterError(f'parameter {error}') from None
     return StreamEngine(model, stream_config(params), device)
 
 

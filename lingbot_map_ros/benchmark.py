@@ -47,6 +47,7 @@ class NoNetwork:
     """Stands in for a StreamEngine: the camera stands still before a wall."""
 
     waiting = window = sequence = 0
+    compile_mode, attention_backend = 'off', 'none'
     keyframe_interval = 1
     last_scale_step, last_residual = 1.0, 0.0
 

@@ -58,15 +58,17 @@ def _level(state: str, pipeline: Pipeline) -> bytes:
 
 
 def _settings(pipeline: Pipeline) -> dict[str, object]:
-    params = pipeline.params
+    params, worker = pipeline.params, pipeline.worker
     return {
         'model': params.model,
         'checkpoint': params.checkpoint or 'packaged',
         'device': params.device,
+        'compile_mode': worker.compile_mode or params.compile_mode,
+        'attention_backend': worker.attention_backend or params.attention_backend,
         'queue': params.queue,
         'camera_info': pipeline.images.camera_status,
         'tf_mode': params.tf_mode,
-        'scale': pipeline.worker.delivery.scale_status,
+        'scale': worker.delivery.scale_status,
     }
 
 
@@ -89,6 +91,7 @@ def _pace(pipeline: Pipeline) -> dict[str, object]:
         'input_rate_hz': f'{pace.input_hz:.1f}',
         'output_rate_hz': f'{pace.output_hz:.1f}',
         'warm_up_s': f'{pipeline.worker.warm_up_s:.1f}',
+        'recompiles': pipeline.worker.recompiles,
         'initial_latency_ms': f'{pace.initial_ms:.1f}',
         'forward_ms': f'{pipeline.worker.forward_ms:.1f}',
     }

@@ -119,10 +119,10 @@ def evaluate(
         if not len(run.stamps_ns):
             raise SourceError('the network gave no finite pose: nothing to write')
         times = timing_values(timing, run, device)
-        outputs.write(run, times, _complete_record(planned, record))
+        outputs.write(run, times, _complete_record(planned, engine, record))
 
 
-def _complete_record(planned: Plan, record: dict) -> dict:
+def _complete_record(planned: Plan, engine: StreamEngine, record: dict) -> dict:
     """Return the content of run.yaml; paths in it are absolute, so that it works anywhere."""
     path, source = planned.recording.path, planned.recording.source
     described = {
@@ -131,7 +131,11 @@ def _complete_record(planned: Plan, record: dict) -> dict:
         'images': len(planned.pictures.stamps_ns),
         'skipped': source.skipped,
     }
-    resolved = {'image_topic': getattr(source, 'image_topic', '')}
+    resolved = {
+        'image_topic': getattr(source, 'image_topic', ''),
+        'compile_mode': engine.compile_mode,
+        'attention_backend': engine.attention_backend,
+    }
     if planned.settings['keyframe_policy'] != 'flow':
         resolved['keyframe_interval'] = planned.keyframe_interval
     truth = Path(planned.settings['ground_truth'])

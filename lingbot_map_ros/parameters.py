@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 import difflib
 import sys
 
+from lingbot_map.config import ATTENTION_BACKENDS, COMPILE_MODES, HEADS_DTYPES
 from lingbot_map_ros.parameter_checks import check_frames, check_scale, check_stream
 from lingbot_map_ros.parameter_spec import Spec, Value
 
@@ -91,8 +92,23 @@ class NodeParams:
         'auto', 'Precision of the trunk; auto is bfloat16 on CUDA (float16 where that is not '
         'native) and float32 on the CPU.',
         choices=('auto', 'bfloat16', 'float16', 'float32')))
+    heads_dtype: str = _of(Spec(
+        'tf32', 'Precision of the heads: float32 in full (fp32), float32 multiplied with shorter '
+        'factors on CUDA (tf32), or bfloat16 up to their last layers (bf16).',
+        choices=HEADS_DTYPES))
     compile_mode: str = _of(Spec(
-        'auto', 'Compilation of the network; off runs it eagerly.', choices=('auto', 'off')))
+        'auto', 'How the network runs: eagerly (off), its parts compiled (default; '
+        'reduce-overhead and max-autotune with a CUDA graph each, the latter chooses kernels by '
+        'timing), or as one CUDA graph per image (cuda-graph); auto is the fastest that the '
+        'device can do without choosing by timing, off on a CPU.',
+        choices=COMPILE_MODES))
+    attention_backend: str = _of(Spec(
+        'auto', 'Kernel of the attention over the cache; auto follows from the GPU and the '
+        'precision. flashinfer needs the package of that name.',
+        choices=ATTENTION_BACKENDS))
+    compile_cache_dir: str = _of(Spec(
+        '', 'Folder that keeps compiled code, made if missing, so that the next start is fast; '
+        "empty takes torch's temporary one, which is lost when the machine starts again."))
     image_width: int = _of(Spec(
         0, "Width of the network's input; 0 takes the width that the model was made for.",
         unit='px', low=0, high=2044, multiple_of=14))

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 import threading
 import time
 
+from lingbot_map.compiling import compilations
 from lingbot_map.engine import FrameResult, StreamEngine, StreamLimitError
 from lingbot_map.raw_images import UnsupportedImage
 from lingbot_map.view import View
@@ -65,6 +66,8 @@ class Worker:
         self.forward_ms = 0.0  # of the newest result
         self.warm_up_s = 0.0  # how long the newest warm-up took
         self.gpu_memory_mib = 0.0  # that torch has allocated; 0 on a CPU
+        self.compile_mode = self.attention_backend = ''  # what auto came to; '' before
+        self._compilations: int | None = None  # when the newest warm-up ended
         self._load_engine, self._images = load, images
         self._inbox, self._ledger, self._outputs, self._logger = inbox, ledger, outputs, logger
         self._engine: StreamEngine | None = None
@@ -107,6 +110,11 @@ class Worker:
         since_s = self._busy_since_s
         return 0.0 if since_s is None else time.monotonic() - since_s
 
+    @property
+    def recompiles(self) -> int:
+        """How many graphs were compiled or captured since the newest warm-up."""
+        return 0 if self._compilations is None else compilations() - self._compilations
+
     def _run(self) -> None:
         # Entered once and before the warm-up: a change of the grad mode would recompile.
         with torch.inference_mode(), library_log(self._logger):
@@ -135,8 +143,14 @@ class Worker:
         self._engine.warm_up(height, width)
         self._warm_size = self._engine.network_size(height, width)
         self.warm_up_s = time.monotonic() - start_s
+        self.compile_mode = self._engine.compile_mode
+        self.attention_backend = self._engine.attention_backend
+        self._compilations = compilations()
         size = 'x'.join(map(str, self._warm_size))
-        self._logger.info(f'warmed up for {size} pixels in {self.warm_up_s:.1f} s')
+        self._logger.info(
+            f'warmed up for {size} pixels in {self.warm_up_s:.1f} s '
+            f'(compile_mode {self.compile_mode}, attention_backend {self.attention_backend})'
+        )
         self._note_memory()
         self.phase = SERVING
 

@@ -21,6 +21,8 @@ class FakeEngine:
     block or raise. `pose(index)` replaces the straight motion.
     """
 
+    compile_mode, attention_backend = 'off', 'sdpa'
+
     def __init__(
         self,
         params,

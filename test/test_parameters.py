@@ -81,7 +81,7 @@ def test_defaults_are_valid_and_reach_their_fields():
         ('scale', 'metres'),
         ('autostart', 1),
         ('points.min_confidence', -0.1),
-        ('compile_mode', 'reduce-overhead'),
+        ('compile_mode', 'fastest'),
         ('map_frame', ''),
         ('checkpoint', None),
     ],

@@ -1,0 +1,35 @@
+"""Where compiled kernels are kept between runs of the process."""
+
+import os
+from pathlib import Path
+
+
+class CompileCacheError(ValueError):
+    """A folder that cannot be used; the message says why."""
+
+
+def use_compile_cache(folder: str) -> None:
+    """
+    Keep compiled code in `folder`, made if missing, instead of torch's temporary one; '' does not.
+
+    To be called before the first compilation.
+
+    :raises CompileCacheError: the folder cannot be made or written.
+    """
+    if not folder:
+        return
+    path = Path(folder).expanduser().absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CompileCacheError(
+            f"'compile_cache_dir' is '{folder}', which cannot be made ({error.strerror}): "
+            'choose another folder'
+        ) from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise CompileCacheError(
+            f"'compile_cache_dir' is '{folder}', where nothing can be written: choose another "
+            'folder, or change its permissions'
+        )
+    os.environ['TORCHINDUCTOR_CACHE_DIR'] = str(path)
+    os.environ['TRITON_CACHE_DIR'] = str(path / 'triton')
