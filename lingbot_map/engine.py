@@ -1,5 +1,6 @@
 """StreamEngine: RGB images in, poses and depth out, one call per image."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 import logging
 import time
@@ -57,10 +58,17 @@ class StreamEngine:
 
     Attributes: `sequence`, changes whenever a new sequence begins, whose poses share no frame with
     those before; `window` of the sequence, from 0; `last_scale_step` and `last_residual` of its
-    newest roll-over (see `Seam`), 1 and 0 before the first.
+    newest roll-over (see `Seam`), 1 and 0 before the first. `check_memory(height, width)` is
+    called before anything is allocated for images of that size, and may raise.
     """
 
-    def __init__(self, model: GCTStream, config: StreamConfig, device: torch.device | str = 'cpu'):
+    def __init__(
+        self,
+        model: GCTStream,
+        config: StreamConfig,
+        device: torch.device | str = 'cpu',
+        check_memory: Callable[[int, int], object] = lambda height, width: None,
+    ):
         if model.camera_head is None or model.depth_head is None:
             raise ValueError('the engine needs a model with camera and depth head')
         if config.image_width % model.patch_size:
@@ -71,6 +79,7 @@ class StreamEngine:
         model.kv_cache_scale_frames = config.num_scale_frames
         model.kv_cache_sliding_window = config.sliding_window
         self._model, self._config, self._device = model, config, torch.device(device)
+        self.check_memory = check_memory
         self._keyframes = _keyframes(config)
         self._memory: StreamMemory | None = None
         self._runner: FrameRunner | None = None  # runs frames over the memory
@@ -113,6 +122,11 @@ class StreamEngine:
     def held_keyframes(self) -> int:
         """Frames that the memory holds now; a roll-over leaves those of the overlap."""
         return 0 if self._memory is None else self._memory.kept
+
+    @property
+    def max_keyframes(self) -> int:
+        """Keyframes that the memory can hold."""
+        return self._config.max_keyframes
 
     @property
     def compile_mode(self) -> str:
@@ -160,7 +174,7 @@ class StreamEngine:
 
         :raises StreamLimitError: `max_keyframes` are kept and `on_limit` is 'stop'; `reset` to go
             on.
-        :raises ValueError: not an (H, W, 3) uint8 image, or too wide.
+        :raises ValueError: not an (H, W, 3) uint8 image, or too wide, or `check_memory` says so.
         """
         frame = self._preprocess(rgb, tag)
         if frame.mapping.network_size != self._network_size:
@@ -221,6 +235,7 @@ class StreamEngine:
     def _prepare(self, mapping: PixelMap) -> None:
         """Start a new sequence with a memory for this image size."""
         if mapping.network_size != self._network_size:
+            self.check_memory(*mapping.original_size[::-1])
             # free the old buffers before the new ones are made
             self._memory = self._runner = self._next = None
             width, height = mapping.network_size
