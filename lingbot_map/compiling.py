@@ -38,7 +38,7 @@ def compile_model(model, mode: str = 'auto', attention_backend: str = 'auto') ->
     :raises ValueError: names that are unknown or do not go together, or need another device.
     """
     device, dtype = model.aggregator.camera_token.device, model.aggregator.dtype
-    mode = _resolve_mode(mode, attention_backend, device, dtype)
+    mode = resolve_mode(mode, attention_backend, device, dtype)
     backend = _resolve_backend(attention_backend, mode, device, dtype)
     _restore(model)
     if mode != 'off':
@@ -48,6 +48,25 @@ def compile_model(model, mode: str = 'auto', attention_backend: str = 'auto') ->
     elif mode != 'off':
         _compile_units(model, _without_conflicts(mode))
     model.compile_mode, model.attention_backend = mode, backend
+
+
+def resolve_mode(mode: str, backend: str, device: torch.device, dtype: torch.dtype) -> str:
+    """Return the compile mode that `compile_model` chooses; raise ValueError as it does."""
+    if mode not in COMPILE_MODES:
+        raise ValueError(f"'compile_mode' is '{mode}'; use {', '.join(COMPILE_MODES)}")
+    capturable = backend == 'auto' or backend in RING_BACKENDS
+    if mode == 'auto':
+        if device.type != 'cuda' or dtype == torch.float32 or not _has_triton():
+            return 'off'
+        return 'cuda-graph' if capturable else 'reduce-overhead'
+    if mode == 'cuda-graph' and device.type != 'cuda':
+        raise ValueError("'compile_mode' is 'cuda-graph', which needs a CUDA device; use auto")
+    if mode == 'cuda-graph' and not capturable:
+        raise ValueError(
+            f"'compile_mode' is 'cuda-graph' and 'attention_backend' is '{backend}', which cannot "
+            f'be captured; use auto, {", ".join(RING_BACKENDS)}, or another compile_mode'
+        )
+    return mode
 
 
 def settle(model, rehearse: Callable[[], None]) -> None:
@@ -88,24 +107,6 @@ def count_capture() -> None:
 def uses_graph_trees(model) -> bool:
     """Return whether torch keeps CUDA graphs of its own, whose outputs live for one step."""
     return model.compile_mode in _GRAPH_TREES
-
-
-def _resolve_mode(mode: str, backend: str, device: torch.device, dtype: torch.dtype) -> str:
-    if mode not in COMPILE_MODES:
-        raise ValueError(f"'compile_mode' is '{mode}'; use {', '.join(COMPILE_MODES)}")
-    capturable = backend == 'auto' or backend in RING_BACKENDS
-    if mode == 'auto':
-        if device.type != 'cuda' or dtype == torch.float32 or not _has_triton():
-            return 'off'
-        return 'cuda-graph' if capturable else 'reduce-overhead'
-    if mode == 'cuda-graph' and device.type != 'cuda':
-        raise ValueError("'compile_mode' is 'cuda-graph', which needs a CUDA device; use auto")
-    if mode == 'cuda-graph' and not capturable:
-        raise ValueError(
-            f"'compile_mode' is 'cuda-graph' and 'attention_backend' is '{backend}', which cannot "
-            f'be captured; use auto, {", ".join(RING_BACKENDS)}, or another compile_mode'
-        )
-    return mode
 
 
 def _resolve_backend(backend: str, mode: str, device: torch.device, dtype: torch.dtype) -> str:
