@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from lingbot_map.checkpoint import default_dtype, load_model, set_heads_dtype
 from lingbot_map.compile_cache import use_compile_cache
-from lingbot_map.compiling import compile_model
+from lingbot_map.compiling import compile_model, resolve_mode
+from lingbot_map.config import StreamConfig
 from lingbot_map.engine import StreamEngine
+from lingbot_map.memory_fit import check_memory, memory_limit, settle
+from lingbot_map.memory_prediction import blank_model
 from lingbot_map_ros.parameter_spec import ParameterError
 from lingbot_map_ros.parameters import NodeParams
-from lingbot_map_ros.stream_settings import stream_config
+from lingbot_map_ros.stream_settings import stream_config, usual_image_size
 import torch
 
 
@@ -18,17 +21,39 @@ def load_engine(params: NodeParams) -> StreamEngine:
 
     CheckpointError: the weights cannot be used. ParameterError: there is no such device, or it
     cannot do what is asked for. CompileCacheError: the folder for compiled code cannot be used.
+    MemoryLimitError: the device has not enough memory; the engine's `check_memory` raises it too.
     """
     device = choose_device(params.device)
     dtype = default_dtype(device) if params.dtype == 'auto' else getattr(torch, params.dtype)
     use_compile_cache(params.compile_cache_dir)
+    config = _settled_config(params, device, dtype)
     model = load_model(params.model, params.checkpoint, device, dtype)
     set_heads_dtype(model, params.heads_dtype)
     try:
         compile_model(model, params.compile_mode, params.attention_backend)
     except ValueError as error:
         raise ParameterError(f'parameter {error}') from None
-    return StreamEngine(model, stream_config(params), device)
+
+    def check(height: int, width: int) -> None:
+        limit = memory_limit(params.gpu_memory_limit, device)
+        check_memory(model, config, height, width, limit)
+
+    return StreamEngine(model, config, device, check)
+
+
+def _settled_config(params: NodeParams, device: torch.device, dtype: torch.dtype) -> StreamConfig:
+    """Return the settings of the stream, shrunk if they have to be and may be."""
+    try:
+        mode = resolve_mode(params.compile_mode, params.attention_backend, device, dtype)
+    except ValueError as error:
+        raise ParameterError(f'parameter {error}') from None
+    return settle(
+        blank_model(params.model, dtype, params.heads_dtype, mode),
+        stream_config(params),
+        *usual_image_size(params),
+        memory_limit(params.gpu_memory_limit, device),
+        params.fit_memory,
+    )
 
 
 def choose_device(name: str) -> torch.device:

@@ -53,6 +53,7 @@ class NoNetwork:
 
     def __init__(self, params: NodeParams):
         self.frames = self.keyframes = self.held_keyframes = 0
+        self.max_keyframes = params.max_keyframes
         self._mapping = crop_map(*_IMAGE_SIZE, _NETWORK_WIDTH, 14)
         width, height = self._mapping.network_size
         self._depth = torch.full((height, width), 2.0)

@@ -104,7 +104,7 @@ def _pace(pipeline: Pipeline) -> dict[str, object]:
 def _progress(pipeline: Pipeline) -> dict[str, object]:
     worker, outputs = pipeline.worker, pipeline.outputs
     progress = worker.progress
-    limit = pipeline.params.max_keyframes
+    limit = worker.max_keyframes
     memory = {'gpu_memory_mib': f'{worker.gpu_memory_mib:.0f}'} if worker.gpu_memory_mib else {}
     return memory | {
         'frames': progress.frames,

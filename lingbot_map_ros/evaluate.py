@@ -19,6 +19,7 @@ import sys
 from lingbot_map.checkpoint import CheckpointError
 from lingbot_map.evaluation import deterministic_kernels
 from lingbot_map.image_mask import MaskError
+from lingbot_map.memory_fit import MemoryLimitError
 from lingbot_map.metrics import MetricsError
 from lingbot_map.rerun_log import require_rerun
 from lingbot_map.sources import open_source, SourceError
@@ -39,6 +40,7 @@ _BAD_INPUT = (
     SettingsError,
     ParameterError,
     CheckpointError,
+    MemoryLimitError,
 )
 
 

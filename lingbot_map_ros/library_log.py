@@ -1,4 +1,4 @@
-"""Warnings of the library, which knows no ROS, in the log of the node."""
+"""What the library, which knows no ROS, has to say in the log of the node."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import logging
 import threading
 import time
 
+from lingbot_map import memory_fit
+
 _PERIOD_S = 5.0  # between records of the same line of code
 
 
 class LibraryLog(logging.Handler):
-    """Hands warnings and errors of the thread that makes it to the logger of a node."""
+    """Hands what is logged in the thread that makes it to the logger of a node."""
 
     def __init__(self, logger):
-        super().__init__(logging.WARNING)
+        super().__init__()
         self._logger, self._thread = logger, threading.get_ident()
         self._said_s: dict[tuple[str, int], float] = {}
 
@@ -25,8 +27,10 @@ class LibraryLog(logging.Handler):
             return
         if record.levelno >= logging.ERROR:
             self._logger.error(record.getMessage())
-        else:
+        elif record.levelno >= logging.WARNING:
             self._logger.warning(record.getMessage())
+        else:
+            self._logger.info(record.getMessage())
 
     def _is_news(self, record: logging.LogRecord) -> bool:
         place, now_s = (record.pathname, record.lineno), time.monotonic()
@@ -38,8 +42,9 @@ class LibraryLog(logging.Handler):
 
 @contextmanager
 def library_log(logger) -> Iterator[None]:
-    """Have what `lingbot_map` warns of in this thread logged by `logger` of a node."""
+    """Have what `lingbot_map` says in this thread logged by `logger` of a node."""
     library, handler = logging.getLogger('lingbot_map'), LibraryLog(logger)
+    memory_fit.LOGGER.setLevel(logging.INFO)  # the size of the memory; elsewhere warnings do
     library.addHandler(handler)
     try:
         yield

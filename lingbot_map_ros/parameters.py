@@ -151,6 +151,14 @@ class NodeParams:
         'of them costs an extra run of the network. max_keyframes must be at least this plus the '
         'larger of this and num_scale_frames. For on_limit roll_over.',
         unit='keyframes', low=1, high=1024))
+    gpu_memory_limit: float = _of(Spec(
+        0.0, 'Memory that the network may take, weights and all, computed before it is loaded; 0 '
+        'takes what is free on the GPU, and any amount on a CPU. What needs more is refused with '
+        'the settings that would fit.', unit='GB', low=0.0, high=10000.0))
+    fit_memory: bool = _of(Spec(
+        False, 'Instead of a refusal, shrink: max_keyframes to what fills the window or a '
+        'roll-over needs, then sliding_window in steps of 8 down to 8, then image_width in steps '
+        'of 14 down to its half; what is left goes to max_keyframes. The log says what came out.'))
     keyframe_policy: str = _of(Spec(
         'interval', 'Which frames after the scale frames are kept as keyframes: every '
         'keyframe_interval-th (interval), those for which the camera has moved enough (flow), or '

@@ -12,6 +12,12 @@ def network_width(params) -> int:
     return params.image_width or PRESET_IMAGE_WIDTH[params.model]
 
 
+def usual_image_size(params) -> tuple[int, int]:
+    """Return (height, width) of upright images of most cameras, 4:3, as wide as the network's."""
+    width, upright = network_width(params), params.image_rotation % 180 == 0
+    return (width * 3 // 4 if upright else width * 4 // 3), width
+
+
 def stream_config(params) -> StreamConfig:
     """
     Return the settings of the engine, whose names are those of the parameters.

@@ -32,7 +32,7 @@ from lingbot_map_ros.library_log import library_log
 from lingbot_map_ros.parameters import NodeParams
 from lingbot_map_ros.progress import Progress
 from lingbot_map_ros.publishing import Outputs
-from lingbot_map_ros.stream_settings import network_width
+from lingbot_map_ros.stream_settings import usual_image_size
 import numpy as np
 import torch
 
@@ -66,6 +66,7 @@ class Worker:
         self.forward_ms = 0.0  # of the newest result
         self.warm_up_s = 0.0  # how long the newest warm-up took
         self.gpu_memory_mib = 0.0  # that torch has allocated; 0 on a CPU
+        self.max_keyframes = outputs.params.max_keyframes  # fewer if memory is short
         self.compile_mode = self.attention_backend = ''  # what auto came to; '' before
         self._compilations: int | None = None  # when the newest warm-up ended
         self._load_engine, self._images = load, images
@@ -130,9 +131,7 @@ class Worker:
     def _load(self) -> None:
         params = self._outputs.params
         self._engine = self._load_engine(params)
-        width = network_width(params)
-        upright = params.image_rotation % 180 == 0
-        self._warm_up(width * 3 // 4 if upright else width * 4 // 3, width)  # most cameras: 4:3
+        self._warm_up(*usual_image_size(params))
         keep_freed_memory()  # from now on: what loading leaves goes back
         if not self._stopping:
             self._loaded.set_result(None)
@@ -143,6 +142,7 @@ class Worker:
         self._engine.warm_up(height, width)
         self._warm_size = self._engine.network_size(height, width)
         self.warm_up_s = time.monotonic() - start_s
+        self.max_keyframes = self._engine.max_keyframes
         self.compile_mode = self._engine.compile_mode
         self.attention_backend = self._engine.attention_backend
         self._compilations = compilations()
@@ -206,10 +206,12 @@ class Worker:
             view = self._view_of(picture)
             width, height = view.upright_size
             network_size = self._engine.network_size(height, width)
+            if network_size != self._warm_size:
+                self._engine.check_memory(height, width)
         except UnsupportedImage as error:
             self._drop(frame, BAD_IMAGE, str(error), error.kind)
             return
-        except ValueError as error:  # masked or cropped, nothing would be left
+        except ValueError as error:  # masked or cropped, nothing would be left, or too large
             self._drop(frame, BAD_IMAGE, str(error))
             return
         if self.delivery.is_outdated():
@@ -228,7 +230,7 @@ class Worker:
             results = engine.push(rgb, frame)
         except StreamLimitError:
             self.trouble = (
-                f'the map holds max_keyframes ({params.max_keyframes}) and on_limit is '
+                f'the map holds max_keyframes ({engine.max_keyframes}) and on_limit is '
                 f"'{params.on_limit}': call ~/reset for a new map, or set on_limit to roll_over"
             )
             self._drop(frame, MAP_FULL, self.trouble)

@@ -30,6 +30,7 @@ class FakeEngine:
         pose: Callable[[int], np.ndarray] = None,
     ):
         self.keyframe_interval = params.keyframe_interval
+        self.max_keyframes = params.max_keyframes
         self.width = params.image_width or 56
         self.window, self.last_scale_step, self.last_residual = 0, 1.0, 0.0
         self.warmed: list[tuple[int, int]] = []
@@ -63,6 +64,9 @@ class FakeEngine:
 
     def network_size(self, height, width):
         return crop_map(width, height, self.width, 14).network_size
+
+    def check_memory(self, height, width):
+        """Find enough for any size."""
 
     def warm_up(self, height, width):
         self._note_thread()
