@@ -1,106 +1,116 @@
-"""Measure the engine on noise: python3 -m lingbot_map.benchmark. Prints, judges nothing."""
+"""
+Measure the network on noise: python3 -m lingbot_map.benchmark. Prints, judges nothing.
+
+The frame time is that of the network until the pose is in host memory; the frame is on the device
+before. The rate counts the scale batch and all later frames. Progress goes to stderr.
+"""
 
 import argparse
-from collections.abc import Sequence
-import platform
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+import json
+import shlex
 import sys
-import time
 
-from lingbot_map.checkpoint import CheckpointError, default_dtype, load_model, set_trunk_dtype
-from lingbot_map.config import MODEL_PRESETS, StreamConfig
-from lingbot_map.engine import StreamEngine
-from lingbot_map.recipe import fill_model
-import numpy as np
+from lingbot_map.benchmark_accuracy import accuracy_lines, accuracy_values, deviations
+from lingbot_map.benchmark_arguments import kept_frames, parse, setup_of, SWEEP_FRAMES
+from lingbot_map.benchmark_engine import host_weights, Setup, SetupError
+from lingbot_map.benchmark_report import (
+    comparison_lines,
+    memory_line,
+    origin,
+    origin_lines,
+    run_lines,
+    run_values,
+    setup_line,
+)
+from lingbot_map.benchmark_runs import measure
+from lingbot_map.benchmark_soak import soak, soak_lines, soak_values
+from lingbot_map.checkpoint import CheckpointError
+from lingbot_map.compile_cache import CompileCacheError, use_compile_cache
 import torch
+from torch import Tensor
 
-
-def measure(engine: StreamEngine, args: argparse.Namespace) -> tuple[float, np.ndarray]:
-    """Return milliseconds of the scale batch and of each later frame, image in to pose out."""
-    rng = np.random.default_rng(0)
-    shape = (args.image_height, args.image_width, 3)
-    times = []
-    for _ in range(args.num_scale_frames + args.frames):
-        rgb = rng.integers(0, 256, shape, dtype=np.uint8)
-        start = time.perf_counter()
-        engine.push(rgb)
-        if args.device.type == 'cuda':
-            torch.cuda.synchronize()
-        times.append(1e3 * (time.perf_counter() - start))
-    return times[args.num_scale_frames - 1], np.array(times[args.num_scale_frames :])
-
-
-def build(args: argparse.Namespace) -> StreamEngine:
-    """Return a warm engine with the weights that were asked for."""
-    dtype = getattr(torch, args.dtype) if args.dtype != 'auto' else default_dtype(args.device)
-    if args.weights == 'recipe':
-        model = load_model(args.model, 'random', args.device)
-        fill_model(model)
-        set_trunk_dtype(model, dtype)
-    else:
-        model = load_model(args.model, args.weights, args.device, dtype)
-    config = StreamConfig(
-        image_width=args.image_width,
-        sliding_window=args.sliding_window,
-        num_scale_frames=args.num_scale_frames,
-        keyframe_interval=args.keyframe_interval,
-        max_keyframes=args.max_keyframes,
-        on_limit='reset',
-    )
-    engine = StreamEngine(model, config, args.device)
-    engine.warm_up(args.image_height, args.image_width)
-    return engine
-
-
-def report(args: argparse.Namespace, ready_s: float, scale_ms: float, frame_ms: np.ndarray) -> str:
-    """Return what was measured, one figure a line."""
-    on_cuda = args.device.type == 'cuda'
-    device = torch.cuda.get_device_name(args.device) if on_cuda else platform.processor() or 'cpu'
-    last = frame_ms[-max(len(frame_ms) // 5, 1) :]
-    lines = [
-        f'{args.model} model, {args.weights or "packaged"} weights, {args.image_width}x'
-        f'{args.image_height}, window {args.sliding_window}, keyframe interval '
-        f'{args.keyframe_interval}, {args.dtype}, torch {torch.__version__}, {device}',
-        f'weights to ready        {ready_s:9.1f} s',
-        f'scale batch of {args.num_scale_frames:<9d}{scale_ms:9.1f} ms',
-        *(f'frame p{q:<17d}{np.percentile(frame_ms, q):9.1f} ms' for q in (50, 95, 99)),
-        f'last fifth, median      {np.median(last):9.1f} ms  ({1e3 / np.median(last):.1f} Hz)',
-    ]
-    if on_cuda:
-        lines.append(f'peak GPU memory         {torch.cuda.max_memory_allocated() / 1e9:9.2f} GB')
-    return '\n'.join(lines)
+Found = tuple[list[str], dict[str, object]]  # lines to print, values for JSON
+Measurement = Callable[[argparse.Namespace, Setup, dict[str, Tensor]], Found]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build, measure, print; return 0, or 2 for a wrong argument."""
-    parser = argparse.ArgumentParser(prog='python3 -m lingbot_map.benchmark', description=__doc__)
-    parser.add_argument('--model', choices=MODEL_PRESETS, default='full')
-    parser.add_argument(
-        '--weights', default='random', help="random, recipe, a file, or '' for packaged ones"
-    )
-    parser.add_argument('--image-width', type=int, default=518)
-    parser.add_argument('--image-height', type=int, default=378)
-    parser.add_argument('--frames', type=int, default=100, help='after the scale batch')
-    parser.add_argument('--sliding-window', type=int, default=64)
-    parser.add_argument('--num-scale-frames', type=int, default=8)
-    parser.add_argument('--keyframe-interval', type=int, default=1)
-    parser.add_argument('--max-keyframes', type=int, default=320)
-    parser.add_argument(
-        '--dtype', choices=('auto', 'bfloat16', 'float16', 'float32'), default='auto'
-    )
-    parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
-    args = parser.parse_args(arguments)
-    if args.frames < 1:
-        parser.error(f'--frames is {args.frames}: give at least 1')
-    start = time.perf_counter()
+    """Measure and print; return 0, or 2 for what cannot be measured."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    args = parse(arguments, __doc__)
+    command = shlex.join(['python3', '-m', 'lingbot_map.benchmark', *arguments])
     try:
-        args.device = torch.device(args.device)
-        engine = build(args)
-    except (CheckpointError, ValueError, RuntimeError, AssertionError) as error:
-        sys.stderr.write(f'error: {error}\n')
-        return 2
-    ready_s = time.perf_counter() - start
-    sys.stdout.write(report(args, ready_s, *measure(engine, args)) + '\n')
+        use_compile_cache(args.compile_cache_dir)
+        with torch.inference_mode():  # as in the node: a change of the mode would recompile
+            setup = setup_of(args)
+            lines, values = _measurement(args)(args, setup, host_weights(setup))
+    except (CheckpointError, CompileCacheError, SetupError) as error:
+        return _refuse(str(error))
+    except torch.OutOfMemoryError:
+        return _refuse(
+            'the memory of the device is full: lower --max-keyframes, --sliding-window or '
+            '--image-width'
+        )
+    made = origin(command, setup.device)
+    sys.stdout.write('\n'.join([*origin_lines(made), setup_line(setup), *lines]) + '\n')
+    if args.json is not None:
+        args.json.write_text(json.dumps(made | values, indent=1) + '\n')
     return 0
+
+
+def _measurement(args: argparse.Namespace) -> Measurement:
+    if args.accuracy:
+        return _accuracy
+    if args.soak is not None:
+        return _soak
+    if args.sweep:
+        return _sweep
+    return _compare if args.compare else _run
+
+
+def _run(args: argparse.Namespace, setup: Setup, weights: dict[str, Tensor]) -> Found:
+    run = measure(setup, weights, args.frames, _say, outside=True)
+    return [memory_line(setup), *run_lines(run)], {'runs': [run_values(run)]}
+
+
+def _compare(args: argparse.Namespace, setup: Setup, weights: dict[str, Tensor]) -> Found:
+    runs = [
+        measure(replace(setup, compile_mode=mode), weights, args.frames, _say)
+        for mode in args.compare
+    ]
+    lines = [memory_line(setup), '', *comparison_lines(runs, [run.label for run in runs])]
+    return lines, {'runs': [run_values(run) for run in runs]}
+
+
+def _sweep(args: argparse.Namespace, setup: Setup, weights: dict[str, Tensor]) -> Found:
+    counts = [count for count in SWEEP_FRAMES if count <= args.frames]
+    runs = [
+        measure(replace(setup, max_keyframes=kept_frames(args, count)), weights, count, _say)
+        for count in counts
+    ]
+    labels = [f'{count} frames, memory for {kept_frames(args, count)}' for count in counts]
+    return ['', *comparison_lines(runs, labels)], {'runs': [run_values(run) for run in runs]}
+
+
+def _accuracy(args: argparse.Namespace, setup: Setup, weights: dict[str, Tensor]) -> Found:
+    modes = args.compare or [setup.compile_mode]
+    found = deviations(setup, modes, weights, args.frames, _say)
+    return [memory_line(setup), '', *accuracy_lines(found)], {'deviations': accuracy_values(found)}
+
+
+def _soak(args: argparse.Namespace, setup: Setup, weights: dict[str, Tensor]) -> Found:
+    found = soak(setup, weights, args.frames, _say)
+    return [memory_line(setup), '', *soak_lines(found)], {'soak': soak_values(found)}
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f'benchmark: {text}\n')
+
+
+def _refuse(reason: str) -> int:
+    sys.stderr.write(f'error: {reason}\n')
+    return 2
 
 
 if __name__ == '__main__':
