@@ -298,6 +298,23 @@ def test_the_keyframe_policy_reaches_the_engine(policy, interval, resolved, tmp_
     assert policy == 'flow' or made[0].keyframe_interval == resolved
 
 
+def test_compilation_and_precision_reach_the_engine_and_are_recorded(tmp_path, monkeypatch):
+    seen = []
+    use_fake(monkeypatch, [])
+    make = evaluate_engine.load_engine
+    monkeypatch.setattr(evaluate_engine, 'load_engine', lambda p: seen.append(p) or make(p))
+    flags = ['--compile-mode', 'default', '--attention-backend', 'sdpa', '--heads-dtype', 'bf16']
+    assert run(tmp_path / 'out', truth_bag(tmp_path / 'walk'), *flags) == 0
+    (params,) = seen
+    assert (params.compile_mode, params.attention_backend, params.heads_dtype) == (
+        'default', 'sdpa', 'bf16')  # fmt: skip
+    written = record(tmp_path / 'out' / 'walk')
+    assert written['settings']['compile_mode'] == 'default'
+    # What the engine came to run with, as after a fallback: this one is always 'off'.
+    assert written['resolved']['compile_mode'] == 'off'
+    assert written['resolved']['attention_backend'] == 'sdpa'
+
+
 def test_settings_of_a_file_have_their_types():
     settings = complete({'scale': 2, 'rpe_metres': [1, 2.5], 'depth': False})
     assert settings['scale'] == 2.0 and settings['rpe_metres'] == [1.0, 2.5]
