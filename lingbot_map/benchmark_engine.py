@@ -117,6 +117,7 @@ def release(device: torch.device) -> None:
     torch._dynamo.reset()
     gc.collect()
     if device.type == 'cuda':
+        torch.cuda.init()  # or there are no statistics to reset yet
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 

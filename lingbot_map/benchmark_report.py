@@ -15,6 +15,7 @@ import torch
 
 _PERCENTILES = (50, 95, 99)
 _TRACE_PER_LINE = 5
+_EARLY = 200  # frame with which the last one of the trace is compared
 
 
 def origin(command: str, device: torch.device) -> dict[str, object]:
@@ -141,7 +142,11 @@ def _memory_lines(run: Run) -> list[str]:
 def _trace_lines(trace_ms: dict[int, float]) -> list[str]:
     texts = [f'{index}: {ms:.2f}' for index, ms in trace_ms.items()]
     parts = [texts[i : i + _TRACE_PER_LINE] for i in range(0, len(texts), _TRACE_PER_LINE)]
-    return [f'{"frame: ms" if i == 0 else "":12}' + '  '.join(p) for i, p in enumerate(parts)]
+    lines = [f'{"frame: ms" if i == 0 else "":12}' + '  '.join(p) for i, p in enumerate(parts)]
+    if _EARLY in trace_ms and (last := max(trace_ms)) > _EARLY:
+        ratio = trace_ms[last] / trace_ms[_EARLY]
+        lines.append(f'{f"ms at frame {last} / at {_EARLY}":34}{ratio:9.3f}')
+    return lines
 
 
 def _cpu_name() -> str:

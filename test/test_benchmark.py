@@ -74,6 +74,7 @@ def test_positions_and_trace_are_medians_around_their_frames():
     assert run.trace_ms()[100] == 99.0
     assert run.trace_ms()[200] == 198.0
     assert list(run.trace_ms()) == [100 * n for n in range(1, 11)]
+    assert 'ms at frame 1000 / at 200             5.035' in run_lines(run)
     short = run_of(np.arange(8.0))
     assert short.positions_ms()[10] == 3.5 and short.trace_ms() == {}
 
