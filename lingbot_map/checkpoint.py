@@ -41,7 +41,7 @@ def load_model(
     if checkpoint == 'random':
         torch.manual_seed(0)
         with torch.device(device):
-            model = GCTStream.from_config(preset)
+            model = GCTStream.from_config(preset).to(device)
     else:
         state = read_state(resolve(model_name, checkpoint))
         with torch.device('meta'):

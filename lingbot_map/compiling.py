@@ -128,7 +128,8 @@ def _resolve_backend(backend: str, mode: str, device: torch.device, dtype: torch
         )
     if backend in ('cudnn', 'flash') and not half:
         raise ValueError(
-            f"'attention_backend' is '{backend}', which needs 'dtype' bfloat16 or float16; use auto"
+            f"'attention_backend' is '{backend}', which needs 'dtype' bfloat16 or float16; "
+            'use auto'
         )
     return backend
 

@@ -52,7 +52,7 @@ class FrameRunner:
 
     def capture(self, image: Tensor, pool: tuple | None) -> tuple | None:
         """
-        Capture the scale batch and the pass of a later frame; return the memory pool of the graphs.
+        Capture the scale batch and the pass of a later frame; return the graphs' memory pool.
 
         `image` (3, h, w) uint8; the memory is empty, and what it holds afterwards means nothing.
         """

@@ -17,7 +17,7 @@ from golden_folder import (
     worst,
 )
 from lingbot_map.geometry import decode_pose, encode_pose, invert, matrix_to_quaternion, unproject
-from lingbot_map.heads.dpt_head import add_position_map
+from lingbot_map.heads.dpt_head import add_position_map, position_map
 from lingbot_map.layers.rope import grid_positions, rope_2d, rope_3d, rotate
 from lingbot_map.layers.vit import resample_pos_embed
 from lingbot_map.memory import MemoryShape, StreamMemory
@@ -111,7 +111,8 @@ def _position_maps(tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     for name, reference in tensors.items():
         rows, columns, channels, height, width = (int(n) for n in re.findall(r'\d+', name))
         empty = torch.zeros(1, channels, rows, columns, device=reference.device)
-        yield name, add_position_map(empty, width / height)[0]
+        position = position_map(channels, rows, columns, width / height, reference.device)
+        yield name, add_position_map(empty, position)[0]
 
 
 def _run_poses(golden: GoldenFolder, poses: dict[str, Tensor], size: dict) -> list[Deviation]:

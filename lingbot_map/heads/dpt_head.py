@@ -6,6 +6,7 @@ from torch import nn, Tensor
 from torch.nn import functional as F
 
 FRAMES_PER_CHUNK = 8
+PositionMap = tuple[Tensor, Tensor]  # of the columns and of the rows
 
 
 class ResidualConvUnit(nn.Module):
@@ -53,6 +54,7 @@ class DPTHead(nn.Module):
         self.patch_size = patch_size
         # Bounds the memory that a large batch takes, without effect on values.
         self.frames_per_chunk = FRAMES_PER_CHUNK
+        self._maps: dict[tuple, list[PositionMap]] = {}  # by image size and device
         self.norm = LayerNorm(dim, eps=1e-5)
         self.projects = nn.ModuleList(nn.Conv2d(dim, width, 1) for width in out_channels)
         self.resize_layers = nn.ModuleList(
@@ -81,19 +83,34 @@ class DPTHead(nn.Module):
         """
         batch, frames = layers[0].shape[:2]
         layers = [layer.flatten(0, 1) for layer in layers]
+        maps = self.position_maps(height, width, layers[0].device)
         chunks = [
-            self.decode([layer[i : i + self.frames_per_chunk] for layer in layers], height, width)
+            self.decode([x[i : i + self.frames_per_chunk] for x in layers], maps, height, width)
             for i in range(0, batch * frames, self.frames_per_chunk)
         ]
         out = torch.cat(chunks).unflatten(0, (batch, frames)).movedim(-3, -1)
         return out[..., :-1], 1 + out[..., -1].exp()
 
-    def decode(self, layers: list[Tensor], height: int, width: int) -> Tensor:
+    def position_maps(self, height: int, width: int, device: torch.device) -> list[PositionMap]:
+        """Return what is added to the four laterals and before the last convolutions."""
+        key = height, width, device
+        if key not in self._maps:
+            aspect, grid = width / height, (height // self.patch_size, width // self.patch_size)
+            whole = tuple(self.patch_size * size for size in grid)
+            channels = self.scratch.output_conv1.out_channels
+            self._maps[key] = [
+                position_map(project.out_channels, *grid, aspect, device)
+                for project in self.projects
+            ] + [position_map(channels, *whole, aspect, device)]
+        return self._maps[key]
+
+    def decode(
+        self, layers: list[Tensor], positions: list[PositionMap], height: int, width: int
+    ) -> Tensor:
         """Return (N, outputs, H, W) of N frames' tokens."""
-        aspect = width / height
         rows, cols = height // self.patch_size, width // self.patch_size
         maps = [
-            self.lateral(level, tokens, (rows, cols), aspect)
+            self.lateral(level, tokens, (rows, cols), positions[level])
             for level, tokens in enumerate(layers)
         ]
         x, scratch = None, self.scratch
@@ -108,13 +125,15 @@ class DPTHead(nn.Module):
             x = fuse(lateral, None, finer) if x is None else fuse(x, lateral, finer)
         x = resize(scratch.output_conv1(x), (rows * self.patch_size, cols * self.patch_size))
         # Depth is the exponential of what comes out: the last convolutions stay float32.
-        return scratch.output_conv2(add_position_map(x, aspect).float())
+        return scratch.output_conv2(add_position_map(x, positions[-1]).float())
 
-    def lateral(self, level: int, tokens: Tensor, grid: tuple[int, int], aspect: float) -> Tensor:
+    def lateral(
+        self, level: int, tokens: Tensor, grid: tuple[int, int], position: PositionMap
+    ) -> Tensor:
         """Return the map of one trunk layer at its own resolution, `features` channels."""
         x = self.norm(tokens).transpose(1, 2).unflatten(2, grid)
         project = self.projects[level]
-        x = add_position_map(project(x.to(project.weight.dtype)), aspect)
+        x = add_position_map(project(x.to(project.weight.dtype)), position)
         return getattr(self.scratch, f'layer{level + 1}_rn')(self.resize_layers[level](x))
 
 
@@ -123,14 +142,14 @@ def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(x, size=size, mode='bilinear', align_corners=True)
 
 
-def add_position_map(x: Tensor, aspect: float) -> Tensor:
+def add_position_map(x: Tensor, position: PositionMap) -> Tensor:
     """
-    Add a tenth of the sine-cosine map of pixel positions to (N, C, h, w).
+    Add the sine-cosine map of pixel positions to (N, C, h, w).
 
     The first half of the channels depends on the column only, the second half on the row only.
     """
-    _, channels, rows, cols = x.shape
-    by_col, by_row = position_map(channels, rows, cols, aspect, x.device)
+    by_col, by_row = position
+    rows, cols = x.shape[-2:]
     return x + torch.cat(
         (by_col[:, None, :].expand(-1, rows, -1), by_row[:, :, None].expand(-1, -1, cols))
     ).to(x.dtype)
@@ -138,7 +157,7 @@ def add_position_map(x: Tensor, aspect: float) -> Tensor:
 
 def position_map(
     channels: int, rows: int, cols: int, aspect: float, device: torch.device | None = None
-) -> tuple[Tensor, Tensor]:
+) -> PositionMap:
     """Return (C / 2, cols) and (C / 2, rows), times 0.1; `aspect` = image width / height."""
     diagonal = (aspect**2 + 1) ** 0.5
     count = channels // 4

@@ -15,6 +15,7 @@ import triton.language as tl
 INDEX, SPECIAL_ROW, PATCH_ROW, RANGES = 0, 1, 2, 3
 CURSOR_SIZE = 7
 _LOG2_E = tl.constexpr(1.4426950408889634)
+_CAMERA_SPLITS = 16  # programs per head of the camera attention: one query keeps few busy
 
 
 @triton.jit
@@ -39,7 +40,11 @@ def _attend_block(
     q, keys, values, col, end, m, total, acc, scale, HEAD_DIM: tl.constexpr,
     PRECISION: tl.constexpr, MASKED: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Take BLOCK_N keys from `col` on into the running softmax (m, total, acc), base 2."""
+    """
+    Take BLOCK_N keys from `col` on into the running softmax (m, total, acc).
+
+    `scale` makes exponents of base 2 of the products, whose maximum is m.
+    """
     row = col + tl.arange(0, BLOCK_N)
     there = row[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
     if MASKED:
@@ -49,12 +54,12 @@ def _attend_block(
     else:
         k = tl.load(keys + there)
         v = tl.load(values + there)
-    s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if MASKED:
         s = tl.where(row[None, :] < end, s, float('-inf'))
     m_new = tl.maximum(m, tl.max(s, 1))
-    p = tl.exp2(s - m_new[:, None])
-    shrink = tl.exp2(m - m_new)
+    p = tl.exp2(s * scale - (m_new * scale)[:, None])
+    shrink = tl.exp2((m - m_new) * scale)
     total = total * shrink + tl.sum(p, 1)
     acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
     return m_new, total, acc
@@ -73,7 +78,7 @@ def _attend_kernel(
     mask = row[:, None] < queries
     tile = tl.load(q + head * q_head + row[:, None] * q_row + dim[None, :], mask, other=0.0)
     if HAS_PRIOR:
-        m = tl.load(prior_lse + head * queries + row, row < queries, other=0.0) * _LOG2_E
+        m = tl.load(prior_lse + head * queries + row, row < queries, other=0.0) * (_LOG2_E / scale)
         total = tl.full((BLOCK_M,), 1.0, tl.float32)
         there = head * prior_head + row[:, None] * prior_row + dim[None, :]
         acc = tl.load(prior + there, mask, other=0.0).to(tl.float32)
@@ -101,23 +106,26 @@ def _attend_kernel(
 
 @triton.jit
 def _attend_camera_kernel(
-    q, k, v, keys, values, out, cursor, q_head, k_head, v_head, cache_head, scale,
-    HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
+    q, k, v, keys, values, parts, cursor, q_head, k_head, v_head, cache_head, scale,
+    HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(0).to(tl.int64)
+    """Store one token per head; write the softmax (m, total, acc) over a part of the rows."""
+    head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dim = tl.arange(0, HEAD_DIM)
     index = tl.load(cursor).to(tl.int32)
     query = tl.load(q + head * q_head + dim).to(tl.float32) * scale
     key, value = tl.load(k + head * k_head + dim), tl.load(v + head * v_head + dim)
     keys += head * cache_head
     values += head * cache_head
-    tl.store(keys + index * HEAD_DIM + dim, key)
-    tl.store(values + index * HEAD_DIM + dim, value)
-    # The softmax begins with the frame itself, so that nothing is read back that was just written.
+    # Every part begins with the frame itself, so that nothing is read that is being written; only
+    # the first one counts it.
     m = tl.sum(query * key.to(tl.float32), 0)
-    total = 1.0
-    acc = value.to(tl.float32)
-    for col in range(0, index, BLOCK_N):
+    total = tl.where(split == 0, 1.0, 0.0)
+    acc = value.to(tl.float32) * total
+    if split == 0:
+        tl.store(keys + index * HEAD_DIM + dim, key)
+        tl.store(values + index * HEAD_DIM + dim, value)
+    for col in range(split * BLOCK_N, index, SPLITS * BLOCK_N):
         row = col + tl.arange(0, BLOCK_N)
         there = row[:, None] * HEAD_DIM + dim[None, :]
         mask = row[:, None] < index
@@ -130,6 +138,21 @@ def _attend_camera_kernel(
         block = tl.load(values + there, mask, other=0.0).to(tl.float32)
         acc = acc * shrink + tl.sum(p[:, None] * block, 0)
         m = m_new
+    parts += (head * SPLITS + split) * (HEAD_DIM + 2)
+    tl.store(parts, m)
+    tl.store(parts + 1, total)
+    tl.store(parts + 2 + dim, acc)
+
+
+@triton.jit
+def _merge_camera_kernel(parts, out, HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr):
+    head = tl.program_id(0)
+    dim = tl.arange(0, HEAD_DIM)
+    part = parts + (head * SPLITS + tl.arange(0, SPLITS)) * (HEAD_DIM + 2)
+    m = tl.load(part)
+    weight = tl.exp2(m - tl.max(m, 0))
+    total = tl.sum(weight * tl.load(part + 1), 0)
+    acc = tl.sum(weight[:, None] * tl.load(part[:, None] + 2 + dim[None, :]), 0)
     tl.store(out + head * HEAD_DIM + dim, (acc / total).to(out.dtype.element_ty))
 
 
@@ -163,13 +186,13 @@ def attend(
     out = q.new_empty(1, queries, heads, head_dim).transpose(1, 2)
     seen, lse = (q, q) if prior is None else prior
     whole = q.dtype == torch.float32
-    block_m, block_n = (32, 32) if whole else (128, 64)
+    block_m, block_n = (32, 32) if whole else (64, 128)
     _attend_kernel[triton.cdiv(queries, block_m), heads](
         q, keys, values, out, seen, lse, ranges, queries, q.stride(1), q.stride(2),
         keys.stride(1), out.stride(1), out.stride(2), seen.stride(1), seen.stride(2),
-        head_dim**-0.5 * 1.4426950408889634, HEAD_DIM=head_dim, BLOCK_M=block_m, BLOCK_N=block_n,
+        head_dim**-0.5 * _LOG2_E.value, HEAD_DIM=head_dim, BLOCK_M=block_m, BLOCK_N=block_n,
         HAS_PRIOR=prior is not None, PRECISION='ieee' if whole else 'tf32',
-        num_warps=4 if whole else 8, num_stages=2 if whole else 3,
+        num_warps=4, num_stages=2 if whole else 3,
     )  # fmt: skip
     return out
 
@@ -184,8 +207,11 @@ def attend_camera(
     """
     _, heads, _, head_dim = q.shape
     out = q.new_empty(q.shape)
-    _attend_camera_kernel[(heads,)](
-        q, k, v, keys, values, out, cursor, q.stride(1), k.stride(1), v.stride(1),
-        keys.stride(1), head_dim**-0.5 * 1.4426950408889634, HEAD_DIM=head_dim, BLOCK_N=32,
+    parts = torch.empty(heads, _CAMERA_SPLITS, head_dim + 2, device=q.device)
+    _attend_camera_kernel[heads, _CAMERA_SPLITS](
+        q, k, v, keys, values, parts, cursor, q.stride(1), k.stride(1), v.stride(1),
+        keys.stride(1), head_dim**-0.5 * _LOG2_E.value, HEAD_DIM=head_dim, BLOCK_N=32,
+        SPLITS=_CAMERA_SPLITS,
     )  # fmt: skip
+    _merge_camera_kernel[(heads,)](parts, out, HEAD_DIM=head_dim, SPLITS=_CAMERA_SPLITS)
     return out
