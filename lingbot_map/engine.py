@@ -156,6 +156,7 @@ class StreamEngine:
         model's `compile_mode` cannot do here is said in one warning, and done in a slower mode.
         """
         mapping = self._map(height, width)
+        self.check_memory(height, width)
         self._prepare(mapping)
         noise = torch.randint(0, 256, (3, *mapping.network_size[::-1]), dtype=torch.uint8)
         frame = _Frame(None, noise.to(self._device), mapping, 0.0)
@@ -178,6 +179,7 @@ class StreamEngine:
         """
         frame = self._preprocess(rgb, tag)
         if frame.mapping.network_size != self._network_size:
+            self.check_memory(*rgb.shape[:2])
             if self.frames:
                 LOGGER.warning(
                     'image size changed to %dx%d: starting a new sequence',
@@ -235,7 +237,6 @@ class StreamEngine:
     def _prepare(self, mapping: PixelMap) -> None:
         """Start a new sequence with a memory for this image size."""
         if mapping.network_size != self._network_size:
-            self.check_memory(*mapping.original_size[::-1])
             # free the old buffers before the new ones are made
             self._memory = self._runner = self._next = None
             width, height = mapping.network_size

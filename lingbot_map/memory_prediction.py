@@ -33,7 +33,7 @@ class Calibration:
     """
 
     trunk_values: float = 13.0  # in the trunk's precision, per token and channel, in a block
-    trunk_floats: float = 2.5  # float32, per token and channel, in a block
+    trunk_floats: float = 3.0  # float32, per token and channel, in a block
     head_floats_per_feature: float = 1.11  # per pixel and feature of the frames decoded together
     head_floats: float = 64.0  # per pixel of the same frames
     head_floats_once: float = 0.5  # per pixel and feature, however many frames

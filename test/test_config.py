@@ -16,7 +16,7 @@ from rclpy.qos import (
 import yaml
 
 CONFIG = Path(__file__).parents[1] / 'config'
-PRESETS = ('handheld', 'low_memory', 'robot_with_odom')
+PRESETS = ('gpu_16gb', 'gpu_24gb', 'gpu_8gb', 'handheld', 'low_memory', 'robot_with_odom')
 VIEW = yaml.safe_load((CONFIG / 'lingbot_map.rviz').read_text())['Visualization Manager']
 TYPES = {
     'rviz_default_plugins/PointCloud2': 'sensor_msgs/msg/PointCloud2',
