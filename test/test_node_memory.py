@@ -55,14 +55,14 @@ def test_what_does_not_fit_is_refused_with_what_would(capfd):
 
 
 def test_fit_memory_shrinks_and_says_what_it_chose(capfd):
-    limit = gigabytes(42, sliding_window=24, max_keyframes=80) + 1 / GB
+    limit = gigabytes(42, sliding_window=24, max_keyframes=66) + 1 / GB
     with running(gpu_memory_limit=limit, fit_memory=True, **TINY) as rig:
-        assert rig.diagnostic('max_keyframes') == '80'
+        assert rig.diagnostic('max_keyframes') == '66'
         assert rig.node.pipeline.worker._engine._memory.shape.window == 24
         rig.send(1.0, 2.0, 3.0)
         rig.wait_counts(3, 3)
     log = capfd.readouterr().err
-    assert log.count('going on with sliding_window 24, max_keyframes 80') == 1
+    assert log.count('going on with sliding_window 24, max_keyframes 66') == 1
     assert f'need {limit:.2f} GB' in log
 
 
