@@ -29,7 +29,8 @@ KEYS = {
     'tqdm': 'python3-tqdm',
     'yaml': 'python3-yaml',
 }
-BY_PIP = {'apsw', 'plyfile', 'rosbags', 'safetensors', 'torch', 'triton'}  # the last comes with torch
+# Triton comes with torch.
+BY_PIP = {'apsw', 'plyfile', 'rosbags', 'safetensors', 'torch', 'triton'}
 # What works without these says so when they are missing; import name -> (extra, name for pip).
 OPTIONAL = {'huggingface_hub': ('hub', 'huggingface_hub'), 'rerun': ('rerun', 'rerun-sdk')}
 
