@@ -5,6 +5,7 @@ from lingbot_map_ros.backend import load_engine
 from lingbot_map_ros.parameters import NodeParams
 from lingbot_map_ros.stream_settings import stream_config
 from node_rig import running
+import numpy as np
 import pytest
 import rclpy
 from rclpy.lifecycle import TransitionCallbackReturn
@@ -33,6 +34,13 @@ def gigabytes(height, **settings):
     return predict(blank_model('tiny', torch.float32), config, height, 56).total / GB
 
 
+def send_noise(rig, *stamps_s, height=42):
+    """Send images of 56 x `height` that differ, as those of a camera that moves."""
+    for stamp_s in stamps_s:
+        pixels = np.random.default_rng(int(stamp_s)).integers(0, 256, height * 56 * 3, np.uint8)
+        rig.send(stamp_s, size=(56, height), data=pixels.tobytes())
+
+
 def lines_with(capfd, text):
     return [line for line in capfd.readouterr().err.splitlines() if text in line]
 
@@ -59,7 +67,7 @@ def test_fit_memory_shrinks_and_says_what_it_chose(capfd):
     with running(gpu_memory_limit=limit, fit_memory=True, **TINY) as rig:
         assert rig.diagnostic('max_keyframes') == '66'
         assert rig.node.pipeline.worker._engine._memory.shape.window == 24
-        rig.send(1.0, 2.0, 3.0)
+        send_noise(rig, 1.0, 2.0, 3.0)
         rig.wait_counts(3, 3)
     log = capfd.readouterr().err
     assert log.count('going on with sliding_window 24, max_keyframes 66') == 1
@@ -71,12 +79,12 @@ def test_square_images_where_only_flat_ones_fit_are_refused_one_by_one(started, 
     limit = (gigabytes(42) + gigabytes(56)) / 2
     with running(gpu_memory_limit=limit, **TINY) as rig:
         if started:
-            rig.send(1.0, 2.0, 3.0, size=(56, 28))
+            send_noise(rig, 1.0, 2.0, 3.0, height=28)
             rig.wait_counts(3, 3)
         before = 3 * started
-        rig.send(4.0, 5.0, size=(56, 56))
+        send_noise(rig, 4.0, 5.0, height=56)
         rig.wait_counts(before + 2, before, bad_image=2)
-        rig.send(6.0, 7.0, size=(56, 28))  # the map goes on, or begins
+        send_noise(rig, 6.0, 7.0, height=28)  # the map goes on, or begins
         rig.wait_counts(before + 4, before + 2, bad_image=2)
         assert rig.diagnostic('map_number') == '0'
         assert rig.diagnostic('worker_errors') == '0'
