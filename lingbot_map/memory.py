@@ -185,11 +185,8 @@ class StreamMemory:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store keys and values (1, heads, S * P, head_dim) and attend to what is visible."""
-        tokens = self.shape.specials + self.shape.patches
-        for offset in range(self._frames):
-            rows = slice(offset * tokens, (offset + 1) * tokens)
-            self._store(self.keys[layer], self.kept + offset, k[:, :, rows])
-            self._store(self.values[layer], self.kept + offset, v[:, :, rows])
+        self._store(self.keys[layer], k)
+        self._store(self.values[layer], v)
         if self._frames > 1:
             return attend_fully(q, k, v)
         visible = self.visible_rows
@@ -219,10 +216,18 @@ class StreamMemory:
             return min(frame, anchors + window)
         return frame if frame < anchors else anchors + (frame - anchors) % window
 
-    def _store(self, buffer: Tensor, frame: int, rows: Tensor) -> None:
-        specials = self.shape.specials
-        buffer[:, :, self._special_rows(frame)] = rows[:, :, :specials]
-        buffer[:, :, self._patch_rows(self._slot(frame))] = rows[:, :, specials:]
+    def _store(self, buffer: Tensor, rows: Tensor) -> None:
+        frames, first, specials = self._frames, self.kept, self.shape.specials
+        rows = rows.unflatten(2, (frames, -1))
+        newest, oldest = self._special_rows(first + frames - 1), self._special_rows(first)
+        buffer[:, :, newest.start : oldest.stop] = rows[:, :, :, :specials].flip(2).flatten(2, 3)
+        if first + frames <= self.shape.anchors:  # the slots lie in a row
+            slots = slice(self._patch_rows(first).start, self._patch_rows(first + frames).start)
+            buffer[:, :, slots] = rows[:, :, :, specials:].flatten(2, 3)
+            return
+        for offset in range(frames):
+            slot = self._patch_rows(self._slot(first + offset))
+            buffer[:, :, slot] = rows[:, :, offset, specials:]
 
     def _kept_rows(self, frames: int) -> slice:
         """Return the rows of `frames` kept frames, as far as they are still there."""

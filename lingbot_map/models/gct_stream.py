@@ -10,6 +10,7 @@ from lingbot_map.layers.vit import encoder_size, PatchEmbed, PatchEncoder
 from lingbot_map.memory import MemoryShape, StreamMemory
 from lingbot_map.models.sequence_drivers import SequenceDrivers
 from lingbot_map.precision import tf32
+from lingbot_map.side_stream import side_stream
 import torch
 from torch import nn, Tensor
 
@@ -213,11 +214,13 @@ class GCTStream(SequenceDrivers, nn.Module):
             selected = self.aggregator(images, index, num_frame_for_scale, attend)
         # Heads run in float32 whatever the trunk's precision (spec section 11).
         with torch.autocast(images.device.type, enabled=False), tf32(self.heads_tf32):
+            poses: list[Tensor] = []
+            with side_stream(images.device) as join:
+                if self.camera_head is not None:
+                    poses = self.camera_head(selected[-1][:, :, 0].float(), index, attend_camera)
             outputs = self.dense([layer.float() for layer in selected], images.shape[-2:])
-            if self.camera_head is not None:
-                poses = self.camera_head(selected[-1][:, :, 0].float(), index, attend_camera)
-                outputs |= {'pose_enc': poses[-1], 'pose_enc_list': poses}
-        return outputs
+            join()
+        return outputs | ({'pose_enc': poses[-1], 'pose_enc_list': poses} if poses else {})
 
     def dense(self, selected: list[Tensor], size: tuple[int, int]) -> Outputs:
         """Run the depth and point heads on float32 trunk tokens, each (B, S, P, 2 dim)."""

@@ -1,0 +1,23 @@
+"""Two parts of a captured graph that run at the same time."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def side_stream(device: torch.device) -> Iterator[Callable[[], None]]:
+    """
+    Let a captured graph run the body beside what follows, until the yielded function is called.
+
+    Elsewhere, where launches cost more than is won, the body just runs. What the body reads must
+    stay alive until then.
+    """
+    if device.type != 'cuda' or not torch.cuda.is_current_stream_capturing():
+        yield lambda: None
+        return
+    main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        yield lambda: main.wait_stream(side)
