@@ -76,6 +76,10 @@ class StreamConfig:
     flow_threshold: float = 20.0  # mean flow since the last keyframe [px of the network input]
     max_non_keyframe_gap: int = 30  # frames after which one is kept whatever the flow
     expected_frames: int = 0  # length of the run
+    # Images that show no motion since the last one that did neither enter the scale batch nor
+    # become keyframes. Motion: how far the scene moves in the image [% of its width].
+    motion_gate: bool = False
+    motion_threshold: float = 0.5
     image_width: int = 518  # width of the network input [px], a multiple of the patch size
 
     def __post_init__(self):
@@ -96,6 +100,10 @@ class StreamConfig:
             raise ValueError(
                 f"'max_keyframes' is {self.max_keyframes}, less than num_scale_frames "
                 f'({self.num_scale_frames}); raise it'
+            )
+        if not self.motion_threshold > 0:
+            raise ValueError(
+                f"'motion_threshold' is {self.motion_threshold}; it must be above 0 %"
             )
         self._check_limit_policy()
         self._check_keyframe_policy()

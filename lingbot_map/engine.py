@@ -12,6 +12,7 @@ from lingbot_map.geometry import decode_pose
 from lingbot_map.keyframes import interval_for, Keyframes
 from lingbot_map.memory import StreamLimitError, StreamMemory
 from lingbot_map.models.gct_stream import GCTStream, Outputs
+from lingbot_map.motion_gate import MotionGate
 from lingbot_map.preprocess import crop_map, PixelMap, resize_on_device, resize_pillow
 from lingbot_map.roll_over import NextWindow
 from lingbot_map.windows import Similarity
@@ -58,8 +59,10 @@ class StreamEngine:
 
     Attributes: `sequence`, changes whenever a new sequence begins, whose poses share no frame with
     those before; `window` of the sequence, from 0; `last_scale_step` and `last_residual` of its
-    newest roll-over (see `Seam`), 1 and 0 before the first. `check_memory(height, width)` is
-    called before anything is allocated for images of that size, and may raise.
+    newest roll-over (see `Seam`), 1 and 0 before the first; `standing`, whether the motion gate
+    saw no motion in the newest image; `gated_frames`, those of the sequence that ran as
+    non-keyframes for that reason. `check_memory(height, width)` is called before anything is
+    allocated for images of that size, and may raise.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class StreamEngine:
         self._model, self._config, self._device = model, config, torch.device(device)
         self.check_memory = check_memory
         self._keyframes = _keyframes(config)
+        self._gate = MotionGate(config.motion_threshold if config.motion_gate else None)
         self._memory: StreamMemory | None = None
         self._runner: FrameRunner | None = None  # runs frames over the memory
         self._next: NextWindow | None = None
@@ -98,6 +102,8 @@ class StreamEngine:
         self._scale_frames = 0  # size of the scale batch that was run, 0 before
         self._streamed = 0
         self._keyframes.start(None)
+        self._forget_motion()
+        self.gated_frames = 0
         if self._memory is not None:
             self._memory.reset()
         if self._next is not None:
@@ -171,7 +177,8 @@ class StreamEngine:
         Take an image (H, W, 3) uint8 and return the results that are ready, oldest first.
 
         Nothing while the scale batch fills, then all of it at once, then one result per image. A
-        change of the network's image size starts a new sequence.
+        change of the network's image size starts a new sequence. With `motion_gate`, an image that
+        shows no motion (`standing`) is left out while the batch fills, and no keyframe later.
 
         :raises StreamLimitError: `max_keyframes` are kept and `on_limit` is 'stop'; `reset` to go
             on.
@@ -190,21 +197,37 @@ class StreamEngine:
             else:
                 LOGGER.warning('warming up for images of %dx%d', *frame.mapping.original_size)
                 self.warm_up(*rgb.shape[:2])
+        self.standing = not self._gate.passes(frame.image)
         if self._scale_frames:
             try:
-                return [self._run_frame(frame)]
+                return [self._run_frame(frame, moves=not self.standing)]
             except StreamLimitError as error:
                 if self._config.on_limit == 'stop':
                     raise
                 LOGGER.warning('%s: starting a new sequence', error)
                 self.reset()
+                self._gate.passes(frame.image)  # the first of the new sequence
+        if self.standing:
+            return []
         self._waiting.append(frame)
         full = len(self._waiting) == self._config.num_scale_frames
-        return self.flush() if full else []
+        return self._run_waiting() if full else []
 
     @torch.inference_mode()
     def flush(self) -> list[FrameResult]:
-        """Run a scale batch that is not full yet with the images there are."""
+        """
+        Run a scale batch that is not full yet with the images there are.
+
+        For the motion gate, the next image is a first one.
+        """
+        self._forget_motion()
+        return self._run_waiting()
+
+    def _forget_motion(self) -> None:
+        self.standing = False
+        self._gate.clear()
+
+    def _run_waiting(self) -> list[FrameResult]:
         if not self._waiting:
             return []
         frames, self._waiting = self._waiting, []
@@ -292,17 +315,21 @@ class StreamEngine:
         self._scale_frames = len(frames)
         return results
 
-    def _run_frame(self, frame: _Frame) -> FrameResult:
+    def _run_frame(self, frame: _Frame, moves: bool = True) -> FrameResult:
+        """Run one frame; without motion it is no keyframe and does not count on the way to one."""
         start = time.perf_counter()
-        self._memory.write(1, self._keyframes.keeps_early())
+        self._memory.write(1, moves and self._keyframes.keeps_early())
         batch = self._next.scale_frames if self.window else self._scale_frames
         images, outputs = self._forward([frame], batch)
-        kept = self._keyframes.keeps(outputs)
+        kept = moves and self._keyframes.keeps(outputs)
         if kept:
             self._memory.commit()
         else:
             self._memory.undo()
-        self._keyframes.advance(kept, outputs)
+        if moves:
+            self._keyframes.advance(kept, outputs)
+        else:
+            self.gated_frames += 1
         (result,) = self._results([frame], images, outputs, kept, start)
         self._streamed += 1
         if kept and self._next is not None:

@@ -112,6 +112,7 @@ def _progress(pipeline: Pipeline) -> dict[str, object]:
         'max_keyframes': limit,
         'held_keyframes': progress.held_keyframes,
         'cache_fill': f'{progress.held_keyframes / limit:.0%}',
+        'gated_frames': progress.gated_frames,
         'window': progress.window,
         'last_scale_step': f'{progress.last_scale_step:.4f}',
         'last_residual': f'{progress.last_residual:.4f}',

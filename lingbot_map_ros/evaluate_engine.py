@@ -35,6 +35,7 @@ def load(settings: dict) -> Loaded:
     values = {name: settings[name] for name in names}
     if values['keyframe_policy'] == 'auto':  # each recording sets the interval that it needs
         values['keyframe_policy'] = 'interval'
+    values['motion_gate'] = False  # every image gets its pose
     params = NodeParams.from_values(values)
     device = choose_device(params.device)
     dtype = default_dtype(device) if params.dtype == 'auto' else getattr(torch, params.dtype)

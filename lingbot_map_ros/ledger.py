@@ -20,6 +20,7 @@ LATE = 'late'
 ZERO_STAMP = 'zero_stamp'
 FRAME_ID = 'frame_id'
 BAD_IMAGE = 'bad_image'
+STATIC = 'static'
 MAP_FULL = 'map_full'
 BAD_POSE = 'bad_pose'
 WORKER_ERROR = 'worker_error'
@@ -34,6 +35,7 @@ DROP_REASONS = {
     ZERO_STAMP: 'it has no stamp, and zero_stamp or the other images forbid to give it one',
     FRAME_ID: 'its frame id is empty, the map frame, or not that of the images before',
     BAD_IMAGE: 'unsupported encoding, or malformed',
+    STATIC: 'it shows no motion, and the map waits for some to begin (motion_gate)',
     MAP_FULL: 'the map holds max_keyframes keyframes (on_limit: stop)',
     BAD_POSE: 'the network gave a pose that is not finite',
     WORKER_ERROR: 'an exception while it was processed',
@@ -43,7 +45,7 @@ DROP_REASONS = {
 GAP = 'gaps'
 POSE_JUMP = 'pose_jumps'
 EVENTS = (GAP, POSE_JUMP)  # worth a look although no image is lost here
-_EXPECTED = {SUPERSEDED, RESET, INACTIVE}  # nothing is wrong when these happen
+_EXPECTED = {SUPERSEDED, STATIC, RESET, INACTIVE}  # nothing is wrong when these happen
 _LOG_PERIOD_S = 5.0
 _MAX_KINDS = 50  # told apart; nonsense on a topic must not fill the memory
 

@@ -177,6 +177,14 @@ class NodeParams:
     expected_frames: int = _of(Spec(
         0, 'Images that will come, about. For keyframe_policy auto, which needs it.',
         unit='frames', low=0, high=100000000))
+    motion_gate: bool = _of(Spec(
+        True, 'Leave out images that show no motion since the last one that did: before the map '
+        'begins they are dropped, later they get poses but become no keyframes, whatever '
+        'keyframe_policy says. A robot that stands fills no memory then, and a map begins with '
+        'views that differ. Off in replay and evaluation.'))
+    motion_threshold: float = _of(Spec(
+        0.5, "How far the scene has to move in the image, as a part of the image's width. For "
+        'motion_gate.', unit='%', low=0.05, high=3.0))
     queue: str = _of(Spec(
         'latest', 'latest: the newest image wins and older ones are dropped (robots). '
         'lossless: every image is run, subscribed reliably (replay).',

@@ -15,6 +15,8 @@ class Progress:
     window: int = 0
     last_scale_step: float = 1.0
     last_residual: float = 0.0
+    standing: bool = False
+    gated_frames: int = 0
 
     @classmethod
     def of(cls, engine) -> Progress:

@@ -198,6 +198,7 @@ def _replay(job: Job, args: argparse.Namespace) -> int:
 def _overrides(args: argparse.Namespace) -> list[Parameter]:
     values = {
         'autostart': False,
+        'motion_gate': False,  # every image gets its pose
         'queue': 'latest' if args.rate else 'lossless',
         'checkpoint': args.checkpoint,
         'model': args.model,

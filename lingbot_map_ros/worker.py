@@ -26,6 +26,7 @@ from lingbot_map_ros.ledger import (
     Ledger,
     MAP_FULL,
     RESET,
+    STATIC,
     WORKER_ERROR,
 )
 from lingbot_map_ros.library_log import library_log
@@ -79,6 +80,7 @@ class Worker:
         self._warm_size: tuple[int, int] | None = None
         self._view: View | None = None  # of the present map
         self._initialized_s = float('inf')  # images that arrive later meet a running map
+        self._waits_for_motion = False  # the present map does, and the log has said so
         self._flushes: deque[Future] = deque()
         self._flushing: Future | None = None
         self._busy_since_s: float | None = None
@@ -186,6 +188,7 @@ class Worker:
         self._epoch, self._stale, self._view = epoch, True, None
         self.delivery.begin()
         self.initialized, self._initialized_s = False, float('inf')
+        self._waits_for_motion = False
         self.progress = Progress()
         self.trouble = ''
 
@@ -238,7 +241,18 @@ class Worker:
         if engine.sequence != sequence:
             self._follow_engine(frame)
         self.trouble = ''
+        if engine.standing and not results:
+            self._drop_static(frame)
         self._deliver(results)
+
+    def _drop_static(self, frame: Frame) -> None:
+        self._drop(frame, STATIC)
+        if not self._waits_for_motion:
+            self._waits_for_motion = True
+            self._logger.info(
+                'the images show no motion: the map begins once the camera moves '
+                "(set 'motion_gate' to false to begin anyway)"
+            )
 
     def _follow_engine(self, frame: Frame) -> None:
         """Turn to a new map: the engine began one by itself, with this image."""

@@ -100,6 +100,7 @@ def test_a_recording_without_truth(tmp_path, engines):
     folder = tmp_path / 'out' / 'walk'
     assert {f.name for f in folder.iterdir()} == FILES - {'error.png'}
     assert metrics(folder)['ground_truth'] is None and 'ate' not in metrics(folder)
+    assert not engines[0]._params.motion_gate  # which would leave out images
 
 
 def test_what_is_chosen_and_exported(tmp_path, engines):

@@ -133,12 +133,13 @@ def test_only_rolling_over_needs_room_for_an_overlap():
 
 def test_every_setting_of_a_stream_is_a_parameter_with_the_default_of_the_library():
     names = {item.name for item in fields(StreamConfig)} - {'image_width'}  # 0: the model's own
-    for name in names:
+    assert (StreamConfig().motion_gate, PARAMETERS['motion_gate'].default) == (False, True)
+    for name in names - {'motion_gate'}:
         assert PARAMETERS[name].default == getattr(StreamConfig(), name), name
     values = {'num_scale_frames': 3, 'sliding_window': 5, 'max_keyframes': 31, 'model': 'tiny'} | {
         'on_limit': 'reset', 'overlap_keyframes': 6, 'keyframe_policy': 'flow',
         'keyframe_interval': 4, 'flow_threshold': 7.5, 'max_non_keyframe_gap': 11,
-        'expected_frames': 77}  # fmt: skip
+        'expected_frames': 77, 'motion_gate': False, 'motion_threshold': 0.7}  # fmt: skip
     config = stream_config(NodeParams.from_values(values))
     assert {name: getattr(config, name) for name in names} | {'model': 'tiny'} == values
     assert config.image_width == PRESET_IMAGE_WIDTH['tiny']

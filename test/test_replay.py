@@ -43,10 +43,11 @@ def fake_engine(monkeypatch):
 def folder(tmp_path):
     """Return a function that writes pictures and returns their folder."""
 
-    def write(count, size=(56, 42)):
+    def write(count, size=(56, 42), still=False):
         (tmp_path / 'walk').mkdir()
         for i in range(count):
-            noise = np.random.default_rng(i).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+            random = np.random.default_rng(0 if still else i)
+            noise = random.integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
             Image.fromarray(noise).save(tmp_path / 'walk' / f'{i:03}.png')
         return tmp_path / 'walk'
 
@@ -95,6 +96,14 @@ def test_the_real_network_maps_a_folder(folder, tmp_path, capsys):
     assert PlyData.read(tmp_path / 'out' / 'map.ply')['vertex'].count > 0
     assert Image.open(tmp_path / 'out' / 'map.png').format == 'PNG'
     assert 'weights are random' in capsys.readouterr().out
+
+
+def test_a_camera_that_stands_still_gets_all_its_poses(folder, params, tmp_path):
+    model = ('--model', 'tiny', '--checkpoint', 'random')
+    settings = params(motion_gate=True)  # for the node alone
+    code, summary, poses = run(folder(5, still=True), tmp_path, '--params', settings, *model)
+    assert code == 0 and summary['dropped'] == {}
+    assert len(poses) == summary['heard']['clouds'] == 5  # keyframes, all of them
 
 
 def test_trajectory_is_the_optical_frame_in_the_map(folder, params, tmp_path, fake_engine):
