@@ -190,9 +190,7 @@ class StreamMemory:
         if self._frames > 1:
             return attend_fully(q, k, v)
         visible = self.visible_rows
-        return attend_fully(
-            q, self.keys[layer, :, :, visible], self.values[layer, :, :, visible]
-        )
+        return attend_fully(q, self.keys[layer, :, :, visible], self.values[layer, :, :, visible])
 
     def attend_camera(self, iteration: int, depth: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store camera keys and values (1, heads, S, head_dim); attend to all kept frames."""

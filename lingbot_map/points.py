@@ -70,16 +70,16 @@ class PointFilter:
             kept &= ~_edges(result.depth, self.edge_threshold)[::s, ::s]
         if self.keep_percentile < 100:
             kept &= confidence >= _least_of_best(confidence[kept], self.keep_percentile)
-        points = _to_map(depth, _strided(result.network_intrinsics, s), T_map_cam)[kept]
+        points = _to_map(depth, _strided(result.network_intrinsics, s), T_map_cam)
         packed = torch.cat(
             (
                 points.view(torch.int32),
-                _pack_rgb(result.rgb[::s, ::s][kept])[:, None],
-                confidence[kept][:, None].contiguous().view(torch.int32),
+                _pack_rgb(result.rgb[::s, ::s])[..., None],
+                confidence[..., None].contiguous().view(torch.int32),
             ),
-            dim=1,
+            dim=2,
         )
-        return packed.cpu().numpy().view(POINT_DTYPE).reshape(-1)
+        return _to_host(packed[kept]).numpy().view(POINT_DTYPE).reshape(-1)
 
     def _kept(self, depth: torch.Tensor, confidence: torch.Tensor) -> torch.Tensor:
         kept = torch.isfinite(depth) & (depth > _MIN_DEPTH) & (confidence >= self.min_confidence)
@@ -122,7 +122,17 @@ def _to_map(depth: torch.Tensor, K: np.ndarray, T_map_cam: np.ndarray) -> torch.
     return camera @ T[:3, :3].T + T[:3, 3]
 
 
+def _to_host(points: torch.Tensor) -> torch.Tensor:
+    """Return a copy in host memory, page-locked where that makes it faster."""
+    if points.device.type != 'cuda':
+        return points
+    copy = torch.empty(points.shape, dtype=points.dtype, pin_memory=True)
+    copy.copy_(points, non_blocking=True)
+    torch.cuda.current_stream().synchronize()
+    return copy
+
+
 def _pack_rgb(rgb: torch.Tensor) -> torch.Tensor:
-    """Return 0x00RRGGBB int32 (N,) of uint8 colours (N, 3)."""
+    """Return 0x00RRGGBB int32 (...) of uint8 colours (..., 3)."""
     red, green, blue = rgb.to(torch.int32).unbind(-1)
     return red << 16 | green << 8 | blue

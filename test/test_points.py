@@ -184,3 +184,16 @@ def test_pixels_at_a_step_in_depth_are_dropped_and_slopes_and_holes_stay(stride)
     if stride == 1:
         columns = np.delete(columns, 2 * 12 + 1)
     assert_same_points(points, expected[~at_step[columns]])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize('settings', [
+    {}, {'stride': 3}, {'keep_percentile': 40.0, 'max_depth': 2.5, 'edge_threshold': 0.9}])  # fmt: skip
+def test_a_gpu_packs_the_same_points(settings):
+    here = random_frame(height=60, width=81)
+    there = replace(here, depth=here.depth.cuda(), confidence=here.confidence.cuda(),
+                    rgb=here.rgb.cuda())  # fmt: skip
+    expected, points = (PointFilter(**settings)(r, T_MAP_CAM, 1.5) for r in (here, there))
+    assert len(points) and np.array_equal(points['rgb'], expected['rgb'])
+    for name in ('x', 'y', 'z', 'confidence'):
+        np.testing.assert_allclose(points[name], expected[name], rtol=1e-5, atol=1e-5)
