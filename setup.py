@@ -31,6 +31,7 @@ setup(
         'hub': ['huggingface_hub'],
         'eval': ['evo'],
         'rerun': ['rerun-sdk>=0.23'],
+        'flashinfer': ['flashinfer-python==0.6.0'],  # compiles its kernels with nvcc at first use
         # colcon runs pytest only when it finds it here.
         'test': ['pytest<9', 'plyfile'],
     },

@@ -38,6 +38,7 @@ def compile_model(model, mode: str = 'auto', attention_backend: str = 'auto') ->
     :raises ValueError: names that are unknown or do not go together, or need another device.
     """
     device, dtype = model.aggregator.camera_token.device, model.aggregator.dtype
+    attention_backend = _available(attention_backend, device, dtype)
     mode = resolve_mode(mode, attention_backend, device, dtype)
     backend = _resolve_backend(attention_backend, mode, device, dtype)
     _restore(model)
@@ -70,25 +71,26 @@ def resolve_mode(mode: str, backend: str, device: torch.device, dtype: torch.dty
 
 
 def settle(model, rehearse: Callable[[], None]) -> None:
-    """Run `rehearse`, which uses every path; where that fails, again in the next slower mode."""
+    """Run `rehearse`, which uses every path; where that fails, again in a slower way."""
     while True:
         try:
             rehearse()
             return
-        except (
-            RuntimeError
-        ) as error:  # of the compiler, a kernel, a capture, or for want of memory
-            slower = _STEP_DOWN.get(model.compile_mode)
+        # Of the compiler, a kernel, a capture, or for want of memory.
+        except (RuntimeError, ImportError) as error:
+            slower = _step_down(model.compile_mode, model.attention_backend)
             if slower is None:
                 raise
+            reason = str(error).strip() or repr(error)
             LOGGER.warning(
-                "compile_mode '%s' is not possible here (%s): going on with '%s', which is slower",
+                "compile_mode '%s' with attention_backend '%s' is not possible here (%s): going "
+                "on with '%s' and '%s'",
                 model.compile_mode,
-                str(error).strip().splitlines()[0] if str(error).strip() else repr(error),
-                slower,
+                model.attention_backend,
+                reason.splitlines()[0],
+                *slower,
             )
-        backend = model.attention_backend
-        compile_model(model, slower, 'sdpa' if slower == 'off' else backend)
+        compile_model(model, *slower)
 
 
 def compilations() -> int:
@@ -132,6 +134,29 @@ def _resolve_backend(backend: str, mode: str, device: torch.device, dtype: torch
             'use auto'
         )
     return backend
+
+
+def _step_down(mode: str, backend: str) -> tuple[str, str] | None:
+    if backend == 'flashinfer':
+        return mode, 'auto'
+    slower = _STEP_DOWN.get(mode)
+    return None if slower is None else (slower, 'sdpa' if slower == 'off' else backend)
+
+
+def _available(backend: str, device: torch.device, dtype: torch.dtype) -> str:
+    """Return `backend`, or 'auto' with a warning if FlashInfer is asked for and not possible."""
+    if backend != 'flashinfer' or device.type != 'cuda':
+        return backend
+    if find_spec('flashinfer') is None:
+        obstacle = "is not installed: pip install 'lingbot_map_ros[flashinfer]'"
+    elif dtype == torch.float32:
+        obstacle = "has no kernels for 'dtype' float32: use bfloat16 or float16"
+    elif torch.cuda.get_device_capability(device) < (8, 0):
+        obstacle = f'has no kernels for {torch.cuda.get_device_name(device)}'
+    else:
+        return backend
+    LOGGER.warning("attention_backend 'flashinfer' %s; going on with 'auto'", obstacle)
+    return 'auto'
 
 
 def _has_triton() -> bool:

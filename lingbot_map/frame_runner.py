@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 import threading
 
 from lingbot_map import compiling
+from lingbot_map.layers.attention import attend_fully
 from lingbot_map.memory import StreamMemory
 from lingbot_map.models.gct_stream import GCTStream, Outputs
 import torch
@@ -28,6 +29,11 @@ class FrameRunner:
         self._graphs: dict[object, CapturedPass] = {}
         self._thread: int | None = None  # that warmed up; None before
         self._ring = None
+        self._memory.attend_cached = attend_fully
+        if self._model.attention_backend == 'flashinfer':
+            from lingbot_map.flashinfer_attention import attend_prefill  # an optional extra
+
+            self._memory.attend_cached = attend_prefill
         if self._model.attention_backend in compiling.RING_BACKENDS:
             from lingbot_map.ring_attention import RingAttention  # needs Triton
 

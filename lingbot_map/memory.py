@@ -72,6 +72,7 @@ class StreamMemory:
         self.values = torch.zeros(shape.trunk_buffer, device=device, dtype=dtype)
         self.camera_keys = torch.zeros(shape.camera_buffer, device=device)
         self.camera_values = torch.zeros(shape.camera_buffer, device=device)
+        self.attend_cached = attend_fully  # the kernel for single frames
         self.slot_frames = [-1] * (shape.resident + 1)  # kept number of the frame in each slot
         self.reset()
 
@@ -190,7 +191,9 @@ class StreamMemory:
         if self._frames > 1:
             return attend_fully(q, k, v)
         visible = self.visible_rows
-        return attend_fully(q, self.keys[layer, :, :, visible], self.values[layer, :, :, visible])
+        return self.attend_cached(
+            q, self.keys[layer, :, :, visible], self.values[layer, :, :, visible]
+        )
 
     def attend_camera(self, iteration: int, depth: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store camera keys and values (1, heads, S, head_dim); attend to all kept frames."""

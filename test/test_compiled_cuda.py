@@ -1,6 +1,7 @@
 """Compiled modes and captured graphs against eager execution, on a CUDA device."""
 
 import logging
+import sys
 import threading
 
 from lingbot_map import compiling, frame_runner
@@ -106,7 +107,7 @@ def test_every_mode_equals_eager(images, mode):
     assert poses < 1.5 * own[0] and depths < 1.5 * own[1]
 
 
-@pytest.mark.parametrize('mode', MODES)
+@pytest.mark.parametrize('mode', ['default', 'reduce-overhead', 'cuda-graph'])
 def test_nothing_is_compiled_after_warm_up_and_a_second_sequence_is_the_same(
     images, mode, monkeypatch
 ):
@@ -177,6 +178,41 @@ def test_a_failed_compiler_falls_back_to_eager(images, monkeypatch, caplog):
     assert model.compile_mode == 'off' and len(caplog.records) == 1
     expected = stream(engine_for(network('off', 'sdpa')), images[:6])
     assert deviation(stream(engine, images[:6]), expected) == (0, 0)
+
+
+def test_flashinfer_that_is_missing_is_said_and_replaced(images, monkeypatch, caplog):
+    monkeypatch.setattr(
+        compiling, 'find_spec', lambda name: None if name == 'flashinfer' else name
+    )
+    with caplog.at_level(logging.WARNING, 'lingbot_map'):
+        model = network('off', 'flashinfer')
+    (record,) = caplog.records
+    assert 'pip install' in record.getMessage()
+    assert model.attention_backend in compiling.RING_BACKENDS
+    expected = stream(engine_for(network('off', 'sdpa')), images)
+    poses, depths = deviation(stream(engine_for(model), images), expected)
+    assert poses < 0.05 and depths < 0.2
+
+
+def test_flashinfer_that_does_not_build_is_said_and_replaced(images, monkeypatch, caplog):
+    monkeypatch.setattr(compiling, 'find_spec', lambda name: name)
+    monkeypatch.setitem(sys.modules, 'lingbot_map.flashinfer_attention', None)  # import fails
+    with caplog.at_level(logging.WARNING, 'lingbot_map'):
+        engine = engine_for(network('off', 'flashinfer'))
+    (record,) = caplog.records
+    assert 'flashinfer_attention' in record.getMessage()
+    assert engine.attention_backend in compiling.RING_BACKENDS
+    assert len(stream(engine, images[:6])) == 6
+
+
+def test_flashinfer_agrees_with_sdpa(images):
+    pytest.importorskip('flashinfer')
+    for dtype in (torch.float16, torch.bfloat16):
+        expected = stream(engine_for(network('off', 'sdpa', dtype)), images)
+        model = network('off', 'flashinfer', dtype)
+        assert model.attention_backend == 'flashinfer'
+        poses, depths = deviation(stream(engine_for(model), images), expected)
+        assert poses < 0.05 and depths < 0.2
 
 
 def test_expandable_segments_switch_graph_trees_off_and_say_so(images, monkeypatch, caplog):

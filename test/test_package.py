@@ -32,7 +32,11 @@ KEYS = {
 # Triton comes with torch.
 BY_PIP = {'apsw', 'plyfile', 'rosbags', 'safetensors', 'torch', 'triton'}
 # What works without these says so when they are missing; import name -> (extra, name for pip).
-OPTIONAL = {'huggingface_hub': ('hub', 'huggingface_hub'), 'rerun': ('rerun', 'rerun-sdk')}
+OPTIONAL = {
+    'flashinfer': ('flashinfer', 'flashinfer-python'),
+    'huggingface_hub': ('hub', 'huggingface_hub'),
+    'rerun': ('rerun', 'rerun-sdk'),
+}
 
 
 def run(command, cwd=ROOT, **environment):
