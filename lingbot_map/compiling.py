@@ -77,7 +77,7 @@ def settle(model, rehearse: Callable[[], None]) -> None:
             rehearse()
             return
         # Of the compiler, a kernel, a capture, or for want of memory.
-        except (RuntimeError, ImportError) as error:
+        except RuntimeError as error:
             slower = _step_down(model.compile_mode, model.attention_backend)
             if slower is None:
                 raise
@@ -154,7 +154,12 @@ def _available(backend: str, device: torch.device, dtype: torch.dtype) -> str:
     elif torch.cuda.get_device_capability(device) < (8, 0):
         obstacle = f'has no kernels for {torch.cuda.get_device_name(device)}'
     else:
-        return backend
+        try:
+            import flashinfer  # noqa: F401
+
+            return backend
+        except (ImportError, OSError, RuntimeError) as error:
+            obstacle = f'cannot be imported ({str(error).strip().splitlines()[0]})'
     LOGGER.warning("attention_backend 'flashinfer' %s; going on with 'auto'", obstacle)
     return 'auto'
 

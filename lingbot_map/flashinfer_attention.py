@@ -1,11 +1,12 @@
 """Attention over cached keys by FlashInfer's kernels: the extra `flashinfer`."""
 
-import flashinfer
 from torch import Tensor
 
 
 def attend_prefill(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Let queries (1, heads, N, head_dim), bf16 or fp16, see keys (1, heads, M, head_dim)."""
+    import flashinfer
+
     # The visible rows of a StreamMemory are one slice, so no table of pages has to be planned.
     queries = q[0].transpose(0, 1).contiguous()
     out = flashinfer.single_prefill_with_kv_cache(queries, k[0], v[0], kv_layout='HND')
