@@ -1,5 +1,8 @@
 """Compiled code on a CPU against eager execution, and what cannot be compiled here."""
 
+import logging
+import threading
+
 from lingbot_map.compiling import compilations, compile_model
 from lingbot_map.config import MODEL_PRESETS, StreamConfig
 from lingbot_map.engine import StreamEngine
@@ -69,3 +72,62 @@ def test_what_a_cpu_cannot_do_is_named():
         compile_model(model, 'off', 'cudnn')
     with pytest.raises(ValueError, match="'compile_mode' is 'fast'; use auto, off"):
         compile_model(model, 'fast')
+
+
+def test_what_fails_to_compile_runs_eagerly_and_says_why_once(caplog):
+    model = network('default')
+
+    def fail(*_):
+        raise RuntimeError('no compiler found\nand a long explanation')
+
+    for block in model.aggregator.global_blocks:
+        block.attn_pre = fail
+    with caplog.at_level(logging.WARNING, 'lingbot_map'):
+        engine = warm_engine(model)
+    (record,) = caplog.records
+    assert 'no compiler found' in record.getMessage() and "'off'" in record.getMessage()
+    assert 'explanation' not in record.getMessage()
+    assert engine.compile_mode == 'off'
+    expected = stream(warm_engine(network('off')))
+    for ours, theirs in zip(stream(engine), expected, strict=True):
+        assert np.array_equal(ours.T_world_cam, theirs.T_world_cam)
+        assert torch.equal(ours.depth, theirs.depth)
+
+
+def test_what_fails_eagerly_too_is_an_error():
+    model = network('off')
+
+    def fail(*_):
+        raise RuntimeError('broken')
+
+    model.aggregator.global_blocks[0].attn_pre = fail
+    with pytest.raises(RuntimeError, match='broken'):
+        warm_engine(model)
+
+
+@pytest.mark.parametrize(('settings', 'warns'), [
+    ('expandable_segments:True', True), ('max_split_size_mb:64', False)])  # fmt: skip
+def test_expandable_segments_switch_graph_trees_off_and_say_so(
+    monkeypatch, caplog, settings, warns
+):
+    monkeypatch.setenv('PYTORCH_ALLOC_CONF', settings)
+    with caplog.at_level(logging.WARNING, 'lingbot_map'):
+        network('reduce-overhead')
+    assert [('expandable_segments' in r.getMessage()) for r in caplog.records] == [True] * warns
+
+
+def test_a_compiled_engine_refuses_another_thread():
+    engine = warm_engine(network('default'))
+    errors = []
+
+    def use():
+        try:
+            stream(engine)
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    assert len(errors) == 1 and 'another thread' in errors[0]
+    assert len(stream(engine)) == len(IMAGES)
