@@ -22,11 +22,12 @@ from lingbot_map.engine import FrameResult
 from lingbot_map.points import POINT_DTYPE
 from lingbot_map.preprocess import crop_map
 from lingbot_map_ros import conversions
+from lingbot_map_ros.executor import NodeExecutor
 from lingbot_map_ros.node import LingbotMapNode
 from lingbot_map_ros.parameters import NodeParams
 import numpy as np
 import rclpy
-from rclpy.executors import MultiThreadedExecutor, SingleThreadedExecutor
+from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rclpy.serialization import serialize_message
@@ -217,7 +218,7 @@ def _running() -> Iterator[tuple[LingbotMapNode, Camera]]:
     }
     overrides = [Parameter(name, value=value) for name, value in values.items()]
     node, camera = LingbotMapNode(NoNetwork, parameter_overrides=overrides), Camera()
-    executors = [MultiThreadedExecutor(2), SingleThreadedExecutor()]
+    executors = [NodeExecutor(), SingleThreadedExecutor()]
     for executor, spun in zip(executors, (node, camera), strict=True):
         executor.add_node(spun)
         threading.Thread(target=executor.spin, daemon=True).start()

@@ -80,9 +80,9 @@ def _spin(node, received: list[int]) -> int:
 
     Ends when the node leaves, or when there are `received` signals.
     """
-    from rclpy.executors import MultiThreadedExecutor
+    from lingbot_map_ros.executor import NodeExecutor
 
-    executor = MultiThreadedExecutor(2)
+    executor = NodeExecutor()
     executor.add_node(node)
     spinner = threading.Thread(
         target=_execute, args=(executor, node), name='executor', daemon=True

@@ -26,6 +26,7 @@ from lingbot_map.points import POINT_DTYPE
 from lingbot_map.sources import open_source, Source, SourceError
 from lingbot_map_ros import results
 from lingbot_map_ros.evaluate_folders import RUN_FILE
+from lingbot_map_ros.executor import NodeExecutor
 from lingbot_map_ros.live_check import compare_with_lossless, LiveCheck, TRAJECTORY
 from lingbot_map_ros.node import LingbotMapNode
 from lingbot_map_ros.parameter_spec import ParameterError
@@ -33,7 +34,7 @@ from lingbot_map_ros.parameters import PARAMETERS
 from lingbot_map_ros.player import Player, PlayerError
 import numpy as np
 import rclpy
-from rclpy.executors import Executor, MultiThreadedExecutor, SingleThreadedExecutor
+from rclpy.executors import Executor, SingleThreadedExecutor
 from rclpy.lifecycle import TransitionCallbackReturn
 from rclpy.node import Node
 from rclpy.parameter import Parameter
@@ -172,7 +173,7 @@ def _init_ros(args: argparse.Namespace, argv: list[str]) -> None:
 
 def _replay(job: Job, args: argparse.Namespace) -> int:
     node = LingbotMapNode(parameter_overrides=_overrides(args))
-    with _spinning(node, MultiThreadedExecutor(2)):
+    with _spinning(node, NodeExecutor()):
         try:
             success = TransitionCallbackReturn.SUCCESS
             if node.trigger_configure() != success or node.trigger_activate() != success:

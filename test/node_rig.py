@@ -11,12 +11,13 @@ from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticArray
 from fake_engine import FakeEngine
 from geometry_msgs.msg import PoseStamped
+from lingbot_map_ros.executor import NodeExecutor
 from lingbot_map_ros.node import LingbotMapNode
 from nav_msgs.msg import Odometry, Path
 from rcl_interfaces.msg import Parameter as ParameterMessage
 from rcl_interfaces.srv import SetParameters
 import rclpy
-from rclpy.executors import MultiThreadedExecutor, SingleThreadedExecutor
+from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
 from rclpy.qos import DurabilityPolicy, QoSProfile
 from sensor_msgs.msg import CameraInfo, Image, PointCloud2
@@ -182,7 +183,7 @@ def running(topics: tuple[str, ...] = (), autostart: bool = True, engine=None, *
             for name, value in {'autostart': autostart, **params}.items()
         ],
     )
-    executors = [MultiThreadedExecutor(2), SingleThreadedExecutor()]
+    executors = [NodeExecutor(), SingleThreadedExecutor()]
     executors[0].add_node(rig.node)
     executors[1].add_node(rig.probe)
     spinners = [threading.Thread(target=executor.spin) for executor in executors]
