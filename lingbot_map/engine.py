@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import logging
 import time
 
-from lingbot_map.compiling import settle, uses_graph_trees
+from lingbot_map.compiling import RING_BACKENDS, settle, uses_graph_trees
 from lingbot_map.config import StreamConfig
 from lingbot_map.frame_runner import FrameRunner
 from lingbot_map.geometry import decode_pose
@@ -285,18 +285,21 @@ class StreamEngine:
             for runner in self._runners():
                 pool = runner.capture(frame.image, pool)
         shape = self._memory.shape
-        frames = 2 if mode == 'off' else shape.anchors + shape.window + 2
+        # Eagerly, too, the kernels of the ring prepare themselves once for every length.
+        whole = mode != 'off' or self.attention_backend in RING_BACKENDS
+        frames = shape.anchors + shape.window + 2 if whole else 2
         for count in [frames, 2, 2] if uses_graph_trees(self._model) else [frames]:
             self.reset()
             self._rehearse_stream(frame, count)
             if self._next is not None:
                 self._next.warm_up(frame.image)
                 self._memory.adopt(self._next.memory)
+                self._next.reset()
 
     def _rehearse_stream(self, frame: _Frame, count: int) -> None:
         """Run the scale batch and `count` frames, as far as they fit; the last one is not kept."""
         self._run_scale_batch([frame] * self._config.num_scale_frames)
-        room = self._memory.shape.max_keyframes - self._memory.kept
+        room = self._memory.shape.max_keyframes - self._memory.kept - 1  # no roll-over
         interval = self._keyframes.interval
         try:
             for i in range(min(count, room)):
@@ -318,6 +321,8 @@ class StreamEngine:
     def _run_frame(self, frame: _Frame, moves: bool = True) -> FrameResult:
         """Run one frame; without motion it is no keyframe and does not count on the way to one."""
         start = time.perf_counter()
+        if self._next is not None and self._next.complete:
+            self._roll_over()  # only now: the frame before ran the next window's batch
         self._memory.write(1, moves and self._keyframes.keeps_early())
         batch = self._next.scale_frames if self.window else self._scale_frames
         images, outputs = self._forward([frame], batch)
@@ -332,17 +337,10 @@ class StreamEngine:
             self.gated_frames += 1
         (result,) = self._results([frame], images, outputs, kept, start)
         self._streamed += 1
-        if kept and self._next is not None:
-            self._prepare_roll_over(frame, outputs)
-        return result
-
-    def _prepare_roll_over(self, frame: _Frame, outputs: Outputs) -> None:
-        """Let the next window follow a kept frame, and take over when this one is full."""
         limit = self._memory.shape.max_keyframes
-        if self._memory.kept > limit - self._next.overlap:
+        if kept and self._next is not None and self._memory.kept > limit - self._next.overlap:
             self._next.add(frame.image, outputs)
-        if self._memory.kept == limit:
-            self._roll_over()
+        return result
 
     def _roll_over(self) -> None:
         seam = self._next.join(self._move)

@@ -4,7 +4,8 @@ Endless streams: the window that takes over when the memory is full (spec sectio
 The last `overlap` frames that the serving window keeps open the next one. The next window is built
 in a small memory of its own while these frames arrive: the oldest of them run there as its scale
 batch, in one extra forward pass, and each later one in a further pass of its own. When the
-serving window is full, the next one is aligned with it over these frames and moves into its place.
+serving window is full and another frame comes, the next one is aligned with it over these frames
+and moves into its place.
 """
 
 from dataclasses import dataclass
@@ -64,11 +65,13 @@ class NextWindow:
         self._next: list[Outputs] = []
 
     def warm_up(self, image: Tensor) -> None:
-        """Forget everything and run every path once; the frames stay in `memory` until reset."""
+        """Forget everything and go through a whole overlap; its frames stay until reset."""
         self.reset()
         self._run(image[None].repeat(self.scale_frames, 1, 1, 1))
-        if self.scale_frames < self.overlap:
+        for _ in range(self.scale_frames, self.overlap):
             self._run(image[None])
+        self._serving = self._next
+        self.join(Similarity.identity())
 
     def add(self, image: Tensor, outputs: Outputs) -> None:
         """
@@ -81,6 +84,11 @@ class NextWindow:
         if self.memory.kept or len(self._images) == self.scale_frames:
             self._run(torch.stack(self._images))
             self._images.clear()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the next window can take over."""
+        return len(self._serving) == self.overlap
 
     @property
     def last_pose_enc(self) -> Tensor:

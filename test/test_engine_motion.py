@@ -112,8 +112,11 @@ def test_the_window_rolls_over_while_the_camera_moves_only(model):
     engine = new_engine(model, on_limit='roll_over', max_keyframes=6, overlap_keyframes=3)
     run(engine, walk([0, 1, 2, 3, 4, *[4] * 20]))
     assert (engine.window, engine.held_keyframes) == (0, 5)
-    run(engine, walk([5, *[5] * 20]))
-    assert (engine.window, engine.held_keyframes) == (1, 3)
+    run(engine, walk([5]))
+    assert (engine.window, engine.held_keyframes) == (0, 6)
+    assert engine.gated_frames == 20
+    run(engine, walk([5, *[5] * 20])[1:])
+    assert (engine.window, engine.held_keyframes) == (1, 3) and engine.gated_frames == 40
 
 
 def test_images_of_another_size_begin_anew(model):
