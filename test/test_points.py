@@ -188,7 +188,8 @@ def test_pixels_at_a_step_in_depth_are_dropped_and_slopes_and_holes_stay(stride)
 
 @pytest.mark.cuda
 @pytest.mark.parametrize('settings', [
-    {}, {'stride': 3}, {'keep_percentile': 40.0, 'max_depth': 2.5, 'edge_threshold': 0.9}])  # fmt: skip
+    {}, {'stride': 3},
+    {'keep_percentile': 40.0, 'max_depth': 2.5, 'edge_threshold': 0.9}])  # fmt: skip
 def test_a_gpu_packs_the_same_points(settings):
     here = random_frame(height=60, width=81)
     there = replace(here, depth=here.depth.cuda(), confidence=here.confidence.cuda(),
