@@ -7,7 +7,8 @@ import time
 from lingbot_map.benchmark_engine import build, Ready, Setup, synchronize
 from lingbot_map.benchmark_frames import noise
 from lingbot_map.compiling import compilations
-from lingbot_map.engine import FrameResult, StreamEngine
+from lingbot_map.engine import StreamEngine
+from lingbot_map.frame import Frame, FrameResult
 from lingbot_map.points import PointFilter
 import numpy as np
 import torch
@@ -157,11 +158,12 @@ def _outside_ms(ready: Ready, setup: Setup, result: FrameResult) -> dict[str, fl
     """Return what a camera's image and a whole cloud cost beside the network."""
     height = round(_CAMERA_WIDTH * setup.image_height / setup.image_width)
     camera = np.random.default_rng(0).integers(0, 256, (height, _CAMERA_WIDTH, 3), dtype=np.uint8)
+    mapping = ready.engine.pixel_map(height, _CAMERA_WIDTH)
     pack = PointFilter()
     points = len(pack(result, result.T_world_cam))
     parts = {
-        f'upload and resize of {_CAMERA_WIDTH}x{height}': lambda: ready.engine._preprocess(
-            camera, None
+        f'upload and resize of {_CAMERA_WIDTH}x{height}': lambda: Frame.of(
+            camera, None, mapping, setup.device
         ),
         f'cloud of {points} points': lambda: pack(result, result.T_world_cam),
     }

@@ -1,52 +1,25 @@
 """StreamEngine: RGB images in, poses and depth out, one call per image."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 import logging
 import time
 
 from lingbot_map.compiling import RING_BACKENDS, settle, uses_graph_trees
 from lingbot_map.config import StreamConfig
+from lingbot_map.frame import Frame, FrameResult, results_of
 from lingbot_map.frame_runner import FrameRunner
-from lingbot_map.geometry import decode_pose
-from lingbot_map.keyframes import interval_for, Keyframes
+from lingbot_map.keyframes import keyframes_for
 from lingbot_map.memory import StreamLimitError, StreamMemory
 from lingbot_map.models.gct_stream import GCTStream, Outputs
 from lingbot_map.motion_gate import MotionGate
-from lingbot_map.preprocess import crop_map, PixelMap, resize_on_device, resize_pillow
+from lingbot_map.preprocess import crop_map, PixelMap
 from lingbot_map.roll_over import NextWindow
 from lingbot_map.windows import Similarity
 import numpy as np
 import torch
-from torch import Tensor
 
-__all__ = ['FrameResult', 'StreamEngine', 'StreamLimitError']
+__all__ = ['StreamEngine', 'StreamLimitError']
 LOGGER = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class FrameResult:
-    """What the network says about one image; arrays are copies that nothing changes later."""
-
-    tag: object  # what the caller passed with the image
-    index: int  # images since the last reset
-    is_keyframe: bool
-    T_world_cam: np.ndarray  # (4, 4) float64 camera-to-world, optical axes
-    intrinsics: np.ndarray  # (3, 3) float64, pixels of the original image
-    network_intrinsics: np.ndarray  # (3, 3) float64, pixels of depth, confidence and rgb
-    depth: Tensor  # (h, w) float32 z-depth, on the engine's device
-    confidence: Tensor  # (h, w) float32, at least 1, on the engine's device
-    rgb: Tensor  # (h, w, 3) uint8, on the engine's device
-    mapping: PixelMap
-    timings_ms: dict[str, float]  # preprocess, forward
-
-
-@dataclass(frozen=True)
-class _Frame:
-    tag: object
-    image: Tensor  # (3, h, w) uint8 on the device
-    mapping: PixelMap
-    preprocess_ms: float
 
 
 class StreamEngine:
@@ -83,7 +56,7 @@ class StreamEngine:
         model.kv_cache_sliding_window = config.sliding_window
         self._model, self._config, self._device = model, config, torch.device(device)
         self.check_memory = check_memory
-        self._keyframes = _keyframes(config)
+        self._keyframes = keyframes_for(config)
         self._gate = MotionGate(config.motion_threshold if config.motion_gate else None)
         self._memory: StreamMemory | None = None
         self._runner: FrameRunner | None = None  # runs frames over the memory
@@ -98,7 +71,7 @@ class StreamEngine:
         self.window, self.last_scale_step, self.last_residual = 0, 1.0, 0.0
         self._move = Similarity.identity()  # from the window's world frame to the sequence's
         self._left_behind = 0  # frames that only earlier windows kept
-        self._waiting: list[_Frame] = []
+        self._waiting: list[Frame] = []
         self._scale_frames = 0  # size of the scale batch that was run, 0 before
         self._streamed = 0
         self._keyframes.start(None)
@@ -161,11 +134,10 @@ class StreamEngine:
         Nothing is compiled or captured afterwards until the size of the images changes. What the
         model's `compile_mode` cannot do here is said in one warning, and done in a slower mode.
         """
-        mapping = self._map(height, width)
+        mapping = self.pixel_map(height, width)
         self.check_memory(height, width)
         self._prepare(mapping)
-        noise = torch.randint(0, 256, (3, *mapping.network_size[::-1]), dtype=torch.uint8)
-        frame = _Frame(None, noise.to(self._device), mapping, 0.0)
+        frame = Frame.noise(mapping, self._device)
         settle(self._model, lambda: self._rehearse(frame))
         for runner in self._runners():
             runner.settle()
@@ -184,7 +156,9 @@ class StreamEngine:
             on.
         :raises ValueError: not an (H, W, 3) uint8 image, or too wide, or `check_memory` says so.
         """
-        frame = self._preprocess(rgb, tag)
+        if rgb.dtype != np.uint8 or rgb.ndim != 3 or rgb.shape[2] != 3 or 0 in rgb.shape:
+            raise ValueError(f'expected an image (H, W, 3) uint8, got {rgb.shape} {rgb.dtype}')
+        frame = Frame.of(rgb, tag, self.pixel_map(*rgb.shape[:2]), self._device)
         if frame.mapping.network_size != self._network_size:
             self.check_memory(*rgb.shape[:2])
             if self.frames:
@@ -234,27 +208,15 @@ class StreamEngine:
         return self._run_scale_batch(frames)
 
     def network_size(self, height: int, width: int) -> tuple[int, int]:
+        """Return (width, height) of the network's input; raise ValueError as `pixel_map` does."""
+        return self.pixel_map(height, width).network_size
+
+    def pixel_map(self, height: int, width: int) -> PixelMap:
         """
-        Return (width, height) of the network's input for images of `height` x `width`.
+        Return how the network sees images of `height` x `width`.
 
         :raises ValueError: an image too wide for the network.
         """
-        return self._map(height, width).network_size
-
-    def _preprocess(self, rgb: np.ndarray, tag: object) -> _Frame:
-        start = time.perf_counter()
-        if rgb.dtype != np.uint8 or rgb.ndim != 3 or rgb.shape[2] != 3 or 0 in rgb.shape:
-            raise ValueError(f'expected an image (H, W, 3) uint8, got {rgb.shape} {rgb.dtype}')
-        mapping = self._map(*rgb.shape[:2])
-        if self._device.type == 'cpu':
-            pixels = np.ascontiguousarray(resize_pillow(rgb, mapping).transpose(2, 0, 1))
-            image = torch.from_numpy(pixels)
-        else:
-            source = torch.from_numpy(np.ascontiguousarray(rgb)).to(self._device)
-            image = resize_on_device(source, mapping).contiguous()
-        return _Frame(tag, image, mapping, 1e3 * (time.perf_counter() - start))
-
-    def _map(self, height: int, width: int) -> PixelMap:
         return crop_map(width, height, self._config.image_width, self._model.patch_size)
 
     def _prepare(self, mapping: PixelMap) -> None:
@@ -276,7 +238,7 @@ class StreamEngine:
     def _runners(self) -> list[FrameRunner]:
         return [self._runner] if self._next is None else [self._runner, self._next.runner]
 
-    def _rehearse(self, frame: _Frame) -> None:
+    def _rehearse(self, frame: Frame) -> None:
         """Capture what the compile mode captures, then stream as later, up to an eviction."""
         mode, pool = self._model.compile_mode, None
         for runner in self._runners():
@@ -296,7 +258,7 @@ class StreamEngine:
                 self._memory.adopt(self._next.memory)
                 self._next.reset()
 
-    def _rehearse_stream(self, frame: _Frame, count: int) -> None:
+    def _rehearse_stream(self, frame: Frame, count: int) -> None:
         """Run the scale batch and `count` frames, as far as they fit; the last one is not kept."""
         self._run_scale_batch([frame] * self._config.num_scale_frames)
         room = self._memory.shape.max_keyframes - self._memory.kept - 1  # no roll-over
@@ -308,24 +270,24 @@ class StreamEngine:
         finally:
             self._keyframes.interval = interval
 
-    def _run_scale_batch(self, frames: list[_Frame]) -> list[FrameResult]:
-        start = time.perf_counter()
+    def _run_scale_batch(self, frames: list[Frame]) -> list[FrameResult]:
+        start_s = time.perf_counter()
         self._memory.write(len(frames), keep=True)
-        images, outputs = self._forward(frames, len(frames))
+        outputs = self._forward(frames, len(frames))
         self._memory.commit()
         self._keyframes.start(outputs['pose_enc'][0, -1])
-        results = self._results(frames, images, outputs, True, start)
+        results = self._results(frames, outputs, True, start_s)
         self._scale_frames = len(frames)
         return results
 
-    def _run_frame(self, frame: _Frame, moves: bool = True) -> FrameResult:
+    def _run_frame(self, frame: Frame, moves: bool = True) -> FrameResult:
         """Run one frame; without motion it is no keyframe and does not count on the way to one."""
-        start = time.perf_counter()
+        start_s = time.perf_counter()
         if self._next is not None and self._next.complete:
             self._roll_over()  # only now: the frame before ran the next window's batch
         self._memory.write(1, moves and self._keyframes.keeps_early())
         batch = self._next.scale_frames if self.window else self._scale_frames
-        images, outputs = self._forward([frame], batch)
+        outputs = self._forward([frame], batch)
         kept = moves and self._keyframes.keeps(outputs)
         if kept:
             self._memory.commit()
@@ -335,7 +297,7 @@ class StreamEngine:
             self._keyframes.advance(kept, outputs)
         else:
             self.gated_frames += 1
-        (result,) = self._results([frame], images, outputs, kept, start)
+        (result,) = self._results([frame], outputs, kept, start_s)
         self._streamed += 1
         limit = self._memory.shape.max_keyframes
         if kept and self._next is not None and self._memory.kept > limit - self._next.overlap:
@@ -365,44 +327,11 @@ class StreamEngine:
             '' if seam.consistent else '; the windows do not agree, the map may be bent here',
         )
 
-    def _forward(self, frames: list[_Frame], scale_frames: int) -> tuple[Tensor, Outputs]:
-        images = torch.stack([frame.image for frame in frames])
-        return images, self._runner(images, scale_frames)
+    def _forward(self, frames: list[Frame], scale_frames: int) -> Outputs:
+        return self._runner(torch.stack([frame.image for frame in frames]), scale_frames)
 
     def _results(
-        self, frames: list[_Frame], images: Tensor, outputs: Outputs, kept: bool, start: float
+        self, frames: list[Frame], outputs: Outputs, kept: bool, start_s: float
     ) -> list[FrameResult]:
         first = self._scale_frames + self._streamed
-        pose_enc = outputs['pose_enc'][0].cpu().double()  # the wait for the device
-        forward_ms = 1e3 * (time.perf_counter() - start)
-        width, height = frames[0].mapping.network_size
-        T_world_cam, K = decode_pose(pose_enc, height, width)
-        T_world_cam, K = self._move.move(T_world_cam).numpy(), K.numpy()
-        depth = self._move.scale * outputs['depth'][0, ..., 0]
-        confidence = outputs['depth_conf'][0].clone()  # the next run may overwrite its outputs
-        return [
-            FrameResult(
-                frame.tag,
-                first + i,
-                kept,
-                T_world_cam[i],
-                frame.mapping.to_original(K[i]),
-                K[i],
-                depth[i],
-                confidence[i],
-                images[i].permute(1, 2, 0),
-                frame.mapping,
-                {'preprocess': frame.preprocess_ms, 'forward': forward_ms / len(frames)},
-            )
-            for i, frame in enumerate(frames)
-        ]
-
-
-def _keyframes(config: StreamConfig) -> Keyframes:
-    if config.keyframe_policy == 'flow':
-        return Keyframes(1, config.flow_threshold, config.max_non_keyframe_gap)
-    if config.keyframe_policy == 'auto':
-        return Keyframes(
-            interval_for(config.expected_frames, config.num_scale_frames, config.max_keyframes)
-        )
-    return Keyframes(config.keyframe_interval)
+        return results_of(frames, outputs, self._move, first, kept, start_s)

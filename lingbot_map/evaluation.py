@@ -13,7 +13,8 @@ import resource
 import time
 
 from lingbot_map.camera_model import Camera
-from lingbot_map.engine import FrameResult, StreamEngine, StreamLimitError
+from lingbot_map.engine import StreamEngine, StreamLimitError
+from lingbot_map.frame import FrameResult
 from lingbot_map.image_mask import ImageMask
 from lingbot_map.map_frame import MapFrame
 from lingbot_map.sources import SourceError

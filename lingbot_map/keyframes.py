@@ -1,5 +1,6 @@
 """Which frames stay in memory: every n-th, or those the camera moved for (spec section 15)."""
 
+from lingbot_map.config import StreamConfig
 from lingbot_map.geometry import decode_pose, invert, unproject
 import torch
 from torch import Tensor
@@ -66,6 +67,17 @@ class Keyframes:
         self._since_keyframe = 0 if kept else self._since_keyframe + 1
         if kept and self.by_flow and 'pose_enc' in outputs:
             self.refer_to(outputs['pose_enc'][0, -1])
+
+
+def keyframes_for(config: StreamConfig) -> Keyframes:
+    """Return what decides by the `keyframe_policy` of `config`."""
+    if config.keyframe_policy == 'flow':
+        return Keyframes(1, config.flow_threshold, config.max_non_keyframe_gap)
+    if config.keyframe_policy == 'auto':
+        return Keyframes(
+            interval_for(config.expected_frames, config.num_scale_frames, config.max_keyframes)
+        )
+    return Keyframes(config.keyframe_interval)
 
 
 def mean_flow(pose_enc: Tensor, depth: Tensor, reference: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ it is, so that consumers copy bytes and nothing else.
 from dataclasses import dataclass
 import math
 
-from lingbot_map.engine import FrameResult
+from lingbot_map.frame import FrameResult
 from lingbot_map.geometry import unproject
 import numpy as np
 import torch

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from lingbot_map.config import DEMO_STREAM, StreamConfig
-from lingbot_map.engine import FrameResult, StreamEngine
+from lingbot_map.engine import StreamEngine
+from lingbot_map.frame import FrameResult
 from lingbot_map.metrics import ate, path_length
 from lingbot_map.models.gct_stream import GCTStream
 from lingbot_map.synthetic import Clip, render_clips, RoomConfig

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import cv2
-from lingbot_map.engine import FrameResult
+from lingbot_map.frame import FrameResult
 from lingbot_map.preprocess import PixelMap
 import numpy as np
 import torch

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lingbot_map.engine import FrameResult
+from lingbot_map.frame import FrameResult
 import numpy as np
 import torch
 

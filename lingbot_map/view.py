@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import cv2
 from lingbot_map.camera_model import Camera
-from lingbot_map.engine import FrameResult
+from lingbot_map.frame import FrameResult
 from lingbot_map.preprocess import PixelMap
 from lingbot_map.turning import turn_back, turn_intrinsics, turn_picture, turn_size
 import numpy as np

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 
-from lingbot_map.engine import FrameResult
+from lingbot_map.frame import FrameResult
 from lingbot_map.points import POINT_DTYPE
 from lingbot_map.preprocess import crop_map
 from lingbot_map_ros import conversions

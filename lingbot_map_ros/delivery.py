@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lingbot_map.engine import FrameResult
+from lingbot_map.frame import FrameResult
 from lingbot_map.map_frame import Pose
 from lingbot_map.points import PointFilter
 from lingbot_map.pose_jumps import JumpWatch

@@ -9,7 +9,8 @@ import threading
 import time
 
 from lingbot_map.compiling import compilations
-from lingbot_map.engine import FrameResult, StreamEngine, StreamLimitError
+from lingbot_map.engine import StreamEngine, StreamLimitError
+from lingbot_map.frame import FrameResult
 from lingbot_map.raw_images import UnsupportedImage
 from lingbot_map.view import View
 from lingbot_map_ros.delivery import Delivery

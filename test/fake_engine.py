@@ -4,7 +4,8 @@ from collections import deque
 from collections.abc import Callable
 import threading
 
-from lingbot_map.engine import FrameResult, StreamLimitError
+from lingbot_map.engine import StreamLimitError
+from lingbot_map.frame import FrameResult
 from lingbot_map.preprocess import crop_map
 import numpy as np
 import torch

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lingbot_map.engine import FrameResult
+from lingbot_map.frame import FrameResult
 from lingbot_map.points import POINT_DTYPE, PointFilter
 from lingbot_map.preprocess import PixelMap
 import numpy as np

@@ -1,7 +1,7 @@
 """Turned pictures: the same pixels, rays and points of the world, however the camera lies."""
 
 from fake_engine import straight
-from lingbot_map.engine import FrameResult
+from lingbot_map.frame import FrameResult
 from lingbot_map.points import PointFilter
 from lingbot_map.preprocess import crop_map
 from lingbot_map.turning import (
