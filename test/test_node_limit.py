@@ -126,7 +126,7 @@ def test_results_of_the_call_that_begins_a_sequence_belong_to_it():
         rig.wait_counts(5, 5)
         positions = [m.pose.pose.position.x for m in rig.wait_for('odometry', 5)]
         assert positions == pytest.approx([0, 1, 2, 0, 1], abs=1e-9)
-        rig.wait(lambda: len(rig.heard['path'][-1].poses) == 2)
+        rig.wait(lambda: rig.heard['path'] and len(rig.heard['path'][-1].poses) == 2)
         assert (rig.state(), rig.diagnostic('map_number')) == ('TRACKING', '1')
         assert rig.engine.resets == 2  # by the warm-up and at the limit
 
