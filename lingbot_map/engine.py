@@ -261,7 +261,7 @@ class StreamEngine:
     def _rehearse_stream(self, frame: Frame, count: int) -> None:
         """Run the scale batch and `count` frames, as far as they fit; the last one is not kept."""
         self._run_scale_batch([frame] * self._config.num_scale_frames)
-        room = self._memory.shape.max_keyframes - self._memory.kept - 1  # no roll-over
+        room = self._memory.shape.max_keyframes - self._memory.kept
         interval = self._keyframes.interval
         try:
             for i in range(min(count, room)):
@@ -282,9 +282,9 @@ class StreamEngine:
 
     def _run_frame(self, frame: Frame, moves: bool = True) -> FrameResult:
         """Run one frame; without motion it is no keyframe and does not count on the way to one."""
-        start_s = time.perf_counter()
         if self._next is not None and self._next.complete:
             self._roll_over()  # only now: the frame before ran the next window's batch
+        start_s = time.perf_counter()
         self._memory.write(1, moves and self._keyframes.keeps_early())
         batch = self._next.scale_frames if self.window else self._scale_frames
         outputs = self._forward([frame], batch)
