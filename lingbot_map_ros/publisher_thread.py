@@ -14,12 +14,13 @@ class PublisherThread:
     Runs jobs one after the other; of each kind at most one waits, and the newest wins.
 
     With `lossless` nothing is replaced: whoever hands over a job waits until its kind is free.
+    What fails when `is_connected` no longer holds is no error, but the end of the thread.
     """
 
-    def __init__(self, lossless: bool, logger):
+    def __init__(self, lossless: bool, logger, is_connected: Callable[[], bool] = lambda: True):
         self.errors = 0  # jobs that raised
         self._lossless = lossless
-        self._logger = logger
+        self._logger, self._is_connected = logger, is_connected
         self._changed = threading.Condition()
         self._jobs: dict[str, Job] = {}
         self._repeated: list[tuple[Callable[[], float], Job]] = []
@@ -76,6 +77,9 @@ class PublisherThread:
         try:
             job()
         except Exception as error:  # the top of this thread: if it ended, the worker would wait
+            if not self._is_connected():
+                self._stopping = True
+                return
             self.errors += 1
             self._logger.error(
                 f'publishing failed: {type(error).__name__}: {error}', throttle_duration_sec=5.0

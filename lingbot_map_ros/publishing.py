@@ -19,6 +19,7 @@ from lingbot_map_ros.tf_modes import create_transform
 from lingbot_map_ros.trajectory import Trajectory
 from nav_msgs.msg import Odometry, Path
 import numpy as np
+from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.qos import DurabilityPolicy, QoSProfile
 from rclpy.qos_overriding_options import QoSOverridingOptions
 from rclpy.serialization import serialize_message
@@ -64,7 +65,9 @@ class Outputs:
         uses_odometry = params.scale_source == 'odometry'
         self.odometry_input = OdometryInput(node) if uses_odometry else None
         self._create_publishers()
-        self._thread = PublisherThread(params.queue == 'lossless', node.get_logger())
+        self._thread = PublisherThread(
+            params.queue == 'lossless', node.get_logger(), lambda: self.connected
+        )
         self._thread.repeat(lambda: self.params.path.publish_rate, self._publish_path)
         self._thread.repeat(lambda: self.params.map.publish_rate, self._publish_map)
         self._thread.start()
@@ -94,6 +97,11 @@ class Outputs:
         )
         self._publishers.append(publisher)
         return publisher
+
+    @property
+    def connected(self) -> bool:
+        """Whether ROS is there; a process may shut it down around the node."""
+        return self._node.context.ok()
 
     @property
     def errors(self) -> int:
@@ -126,7 +134,11 @@ class Outputs:
 
     def acknowledge(self, header: Header) -> None:
         """Say that the image with this header is finished with, whatever became of it."""
-        self._processed_pub.publish(header)
+        try:
+            self._processed_pub.publish(header)
+        except rclpy_implementation.RCLError:
+            if self.connected:
+                raise
 
     def rescale(self, ratio: float, origin: np.ndarray) -> None:
         """Stretch path and map by `ratio`, away from the point `origin` (3,)."""

@@ -98,6 +98,8 @@ class Worker:
         """Finish what is waiting, also a short scale batch; the future holds the frame count."""
         done = Future()
         self._flushes.append(done)
+        if self.phase == ENDED:
+            self._refuse_flushes()
         self._inbox.wake()
         return done
 
@@ -122,7 +124,7 @@ class Worker:
     def _run(self) -> None:
         # Entered once and before the warm-up: a change of the grad mode would recompile.
         with torch.inference_mode(), library_log(self._logger):
-            while not self._stopping:
+            while not self._ends():
                 try:
                     if self._engine is None:
                         self._load()
@@ -130,6 +132,15 @@ class Worker:
                 except Exception as error:  # the top of this thread: log, start over, go on
                     self._on_error(error)
             self._release()
+
+    def _ends(self) -> bool:
+        """Tell whether to end: on request, or since ROS was shut down around the node."""
+        if not (self._stopping or self._outputs.connected):
+            self._stopping = True
+            self._logger.info('ROS was shut down: no more images are taken')
+            if not self._loaded.done():
+                self._loaded.set_exception(RuntimeError('ROS was shut down'))
+        return self._stopping
 
     def _load(self) -> None:
         params = self._outputs.params
@@ -162,7 +173,7 @@ class Worker:
             self.gpu_memory_mib = torch.cuda.memory_allocated() / 2**20
 
     def _serve(self) -> None:
-        while not self._stopping:
+        while not self._ends():
             self._inbox.wait(0.0 if self._flushes else _POLL_S)
             if len(self._inbox) and self._view is None and not self._images.ready(_POLL_S):
                 continue
@@ -351,21 +362,34 @@ class Worker:
             self._stopping = True
             self._loaded.set_exception(error)
             return
+        if self._ends():  # there is nobody to publish for, which is what failed
+            return
         self.errors += 1
         reason = describe(error)
         self._logger.error(f'{reason}: starting a new map')
         self._drop_held(WORKER_ERROR)
         self._begin(self._outputs.start_new_map())
         self.phase, self.trouble = SERVING, reason
+        self._fail_flushing(error)
+
+    def _fail_flushing(self, error: Exception) -> None:
         if self._flushing is not None:
             self._flushing.set_exception(error)
             self._flushing = None
 
+    def _refuse_flushes(self) -> None:
+        while True:
+            try:
+                done = self._flushes.popleft()
+            except IndexError:  # not asked for before: `flush` may do this at the same time
+                return
+            done.set_exception(RuntimeError('the node is stopping'))
+
     def _release(self) -> None:
         self._drop_held(INACTIVE)
         self.phase = ENDED
-        while self._flushes:
-            self._flushes.popleft().set_exception(RuntimeError('the node is stopping'))
+        self._fail_flushing(RuntimeError('the node is stopping'))
+        self._refuse_flushes()
         self._engine = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
