@@ -64,7 +64,7 @@ def resolve(model_name: str, checkpoint: str) -> Path:
         return demo_checkpoint()
     if checkpoint.startswith('hf:'):
         return _download(checkpoint)
-    return Path(checkpoint).expanduser()
+    return Path(os.path.expanduser(checkpoint))  # leaves a user that there is not
 
 
 def read_state(path: Path) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
 """Where compiled kernels are kept between runs of the process."""
 
 import os
-from pathlib import Path
+
+from lingbot_map.folders import writable_folder
 
 
 class CompileCacheError(ValueError):
@@ -18,18 +19,12 @@ def use_compile_cache(folder: str) -> None:
     """
     if not folder:
         return
-    path = Path(folder).expanduser().absolute()
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path = writable_folder(folder)
     except OSError as error:
         raise CompileCacheError(
-            f"'compile_cache_dir' is '{folder}', which cannot be made ({error.strerror}): "
-            'choose another folder'
+            f"'compile_cache_dir' is '{folder}', where nothing can be written "
+            f'({error.strerror}): choose another folder'
         ) from error
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise CompileCacheError(
-            f"'compile_cache_dir' is '{folder}', where nothing can be written: choose another "
-            'folder, or change its permissions'
-        )
     os.environ['TORCHINDUCTOR_CACHE_DIR'] = str(path)
     os.environ['TRITON_CACHE_DIR'] = str(path / 'triton')

@@ -1,6 +1,7 @@
 """Pixels that are not of the world: the robot's own body, an overlay, black bars."""
 
 from dataclasses import dataclass
+import os
 from pathlib import Path
 import re
 
@@ -54,7 +55,7 @@ def load_mask(text: str) -> ImageMask | None:
     borders = _BORDERS.fullmatch(text)
     if borders:
         return ImageMask(text, tuple(int(width) for width in borders.groups()))
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))  # leaves a user that there is not
     if not path.is_file():
         raise MaskError(
             f"'{text}' is neither a picture file nor the widths of borders, such as '0,40,0,40' "

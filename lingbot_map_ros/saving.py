@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from datetime import datetime
-import os
 from pathlib import Path
 
 from lingbot_map.export import write_pcd, write_ply, write_tum
+from lingbot_map.folders import writable_folder
 from lingbot_map_ros.parameter_spec import ParameterError
 from lingbot_map_ros.publishing import Outputs
 
@@ -60,16 +60,15 @@ def check_autosave(directory: str) -> None:
     """Raise ParameterError if nothing can be written to `directory`, made if missing."""
     if not directory:
         return
-    folder = Path(directory).expanduser()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        writable_folder(directory)
     except OSError as error:
-        raise ParameterError(f"parameter 'autosave' is '{directory}': {error}") from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ParameterError(f"parameter 'autosave' is '{directory}': it cannot be written")
+        raise ParameterError(
+            f"parameter 'autosave' is '{directory}', where nothing can be written "
+            f'({error.strerror}): choose another folder'
+        ) from error
 
 
 def _new_path(directory: str, stem: str, suffix: str) -> Path:
-    folder = Path(directory).expanduser().absolute()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = writable_folder(directory)
     return folder / f'{stem}_{datetime.now():%Y%m%d_%H%M%S_%f}.{suffix}'

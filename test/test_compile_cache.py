@@ -44,13 +44,6 @@ def test_torch_writes_there(tmp_path):
 
 def test_a_file_in_its_place_is_named(tmp_path):
     (tmp_path / 'file').write_text('')
-    with pytest.raises(CompileCacheError, match=r"'compile_cache_dir' is '.*file', which cannot"):
+    with pytest.raises(CompileCacheError, match=r"'compile_cache_dir' is '.*file', where nothing"):
         use_compile_cache(str(tmp_path / 'file'))
     assert os.environ[VARIABLES[0]] == 'as before'
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason='root may write everywhere')
-def test_a_folder_that_cannot_be_written_is_named(tmp_path):
-    tmp_path.chmod(0o500)
-    with pytest.raises(CompileCacheError, match='nothing can be written'):
-        use_compile_cache(str(tmp_path))

@@ -175,9 +175,9 @@ def test_saving_writes_whole_files_and_answers_with_their_paths(tmp_path):
     assert pcd.parent == folder
 
 
-def test_saving_without_content_or_folder_gives_the_reason(tmp_path):
-    (tmp_path / 'file').write_text('')
-    with running(num_scale_frames=1, save_directory=str(tmp_path / 'file' / 'sub')) as rig:
+@pytest.mark.parametrize('directory', ['/proc/sub', '~no-such-user/sub'])
+def test_saving_without_content_or_folder_gives_the_reason(directory):
+    with running(num_scale_frames=1, save_directory=directory) as rig:
         for name in ('save_map', 'save_trajectory'):
             answer = rig.call(name)
             assert (answer.success, 'nothing was written' in answer.message) == (False, True)

@@ -58,6 +58,7 @@ def test_what_is_no_mask_is_said(tmp_path):
         ('1,2,3', "'1,2,3'"),
         ('-1,0,0,0', "'-1,0,0,0'"),
         ('/nowhere/mask.png', 'neither'),
+        ('~no-such-user/mask.png', 'neither'),
         (str(tmp_path / 'text.png'), 'damaged'),
         (str(tmp_path / 'black.png'), 'whole image'),
     ):
