@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 import json
+from pathlib import Path
 import shlex
 import sys
 
@@ -55,7 +56,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made = origin(command, setup.device)
     sys.stdout.write('\n'.join([*origin_lines(made), setup_line(setup), *lines]) + '\n')
     if args.json is not None:
-        args.json.write_text(json.dumps(made | values, indent=1) + '\n')
+        return _write(args.json, made | values)
+    return 0
+
+
+def _write(file: Path, values: dict[str, object]) -> int:
+    try:
+        file.write_text(json.dumps(values, indent=1) + '\n')
+    except OSError as error:  # the disk is full
+        return _refuse(f"--json '{file}' cannot be written ({error.strerror})")
     return 0
 
 

@@ -3,9 +3,11 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import fields
+import os
 from pathlib import Path
-from typing import NoReturn
+import tempfile
 
+from lingbot_map.arguments import Parser
 from lingbot_map.benchmark_engine import Setup
 from lingbot_map.compiling import resolve_mode
 from lingbot_map.config import (
@@ -24,14 +26,9 @@ _SOAK_MAX_KEYFRAMES = 320  # the node's default
 _PATCH = 14
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f'error: {message}\n')
-
-
 def parse(arguments: Sequence[str] | None, description: str) -> argparse.Namespace:
     """Return the arguments, complete and checked; exit with 2 and one line if one is wrong."""
-    parser = _Parser(prog='python3 -m lingbot_map.benchmark', description=description)
+    parser = Parser(prog='python3 -m lingbot_map.benchmark', description=description)
     _add_kinds(parser)
     _add_sizes(parser)
     _add_settings(parser)
@@ -172,8 +169,22 @@ def _problem_of_kind(args: argparse.Namespace) -> str:
         return '--sweep gives each run the memory that it needs: leave out --max-keyframes'
     if args.sweep and args.frames < SWEEP_FRAMES[0]:
         return f'--frames is {args.frames}: --sweep needs at least {SWEEP_FRAMES[0]}'
-    if args.json is not None and not args.json.parent.is_dir():
-        return f"--json '{args.json}': there is no folder '{args.json.parent}'"
+    return '' if args.json is None else _problem_of_file(args.json)
+
+
+def _problem_of_file(file: Path) -> str:
+    """Return why the figures could not be written there in the end, or an empty text."""
+    if not file.parent.is_dir():
+        return f"--json '{file}': there is no folder '{file.parent}'"
+    if file.is_dir():
+        return f"--json '{file}' is a folder: add the name of a file"
+    if file.exists() and not os.access(file, os.W_OK):
+        return f"--json '{file}' cannot be overwritten: choose another file"
+    try:
+        if not file.exists():
+            tempfile.TemporaryFile(dir=file.parent).close()
+    except OSError as error:
+        return f"--json '{file}' cannot be written ({error.strerror}): choose another folder"
     return ''
 
 

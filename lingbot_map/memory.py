@@ -11,6 +11,7 @@ no shift, since rotary positions are already in the keys and softmax ignores the
 """
 
 from dataclasses import dataclass
+import math
 
 from lingbot_map.layers.attention import attend_fully
 import torch
@@ -68,10 +69,8 @@ class StreamMemory:
 
     def __init__(self, shape: MemoryShape, device: torch.device, dtype: torch.dtype):
         self.shape, self.device, self.dtype = shape, device, dtype
-        self.keys = torch.zeros(shape.trunk_buffer, device=device, dtype=dtype)
-        self.values = torch.zeros(shape.trunk_buffer, device=device, dtype=dtype)
-        self.camera_keys = torch.zeros(shape.camera_buffer, device=device)
-        self.camera_values = torch.zeros(shape.camera_buffer, device=device)
+        self.keys, self.values = _buffers(shape.trunk_buffer, device, dtype)
+        self.camera_keys, self.camera_values = _buffers(shape.camera_buffer, device, torch.float32)
         self.attend_cached = attend_fully  # the kernel for single frames
         self.slot_frames = [-1] * (shape.resident + 1)  # kept number of the frame in each slot
         self.reset()
@@ -243,3 +242,15 @@ class StreamMemory:
     def _patch_rows(self, slot: int) -> slice:
         start = self.shape.special_rows + self.shape.patches * slot
         return slice(start, start + self.shape.patches)
+
+
+def _buffers(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+    """Return buffers for keys and values; OutOfMemoryError: also on a CPU."""
+    try:
+        return [torch.zeros(shape, device=device, dtype=dtype) for _ in range(2)]
+    except (RuntimeError, TypeError) as error:  # of a CPU, and of sizes beyond 64 bits
+        size = 2 * math.prod(shape) * dtype.itemsize / 1e9
+        raise torch.OutOfMemoryError(
+            f'{device} has no {size:.1f} GB for the keys and values of past frames: lower '
+            "'sliding_window', 'max_keyframes' or 'image_width'"
+        ) from error

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 import sys
 
+from lingbot_map.arguments import Parser
 from lingbot_map.config import (
     COMPILE_MODES,
     DTYPES,
@@ -31,8 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print; return 0, or 1 if it is more than the limit, or 2 for a wrong argument."""
     parser = _parser()
     args = parser.parse_args(arguments)
-    if args.image_height < 0 or not args.gpu_memory_limit >= 0:
-        parser.error('--image-height and --gpu-memory-limit must not be negative')
+    for flag in ('--image-width', '--image-height', '--gpu-memory-limit'):
+        value = getattr(args, flag[2:].replace('-', '_'))
+        if not value >= 0:
+            parser.error(f'{flag} is {value}: it must be at least 0')
     width = args.image_width or PRESET_IMAGE_WIDTH[args.model]
     height = args.image_height or width * 3 // 4
     try:
@@ -65,9 +68,9 @@ def _compile_mode(name: str, dtype: str) -> str:
     return name
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     defaults = StreamConfig()
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog='python3 -m lingbot_map.memory_budget',
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -28,7 +28,8 @@ class MemoryLimit:
     source: str  # what sets it
 
     def __str__(self) -> str:
-        return f'the limit is {self.size / GB:.2f} GB ({self.source})'
+        size = self.size / GB
+        return f'the limit is {size:{".2f" if size > 0.1 else ".2g"}} GB ({self.source})'
 
 
 def memory_limit(gigabytes: float, device: torch.device) -> MemoryLimit | None:

@@ -160,6 +160,10 @@ def test_frames_are_the_same_every_time_and_differ_from_each_other():
     (['--soak', '2'], '--soak is 2: give more'),
     (['--soak', '20', '--max-keyframes', '9'], "'max_keyframes' is 9; to roll over"),
     (['--json', '/nowhere/a.json'], "there is no folder '/nowhere'"),
+    (['--json', '/proc/a.json'], "--json '/proc/a.json' cannot be written"),
+    (['--json', ''], "--json '.' is a folder"),
+    (['--frames', '4', '--max-keyframes', '1000000000'], 'lower --max-keyframes'),
+    (['--frames', '99999999999999999999'], 'lower --max-keyframes'),
     (['--compile-cache-dir', '/proc/nowhere'], "'compile_cache_dir' is '/proc/nowhere'"),
     (['--speed'], '--speed')])  # fmt: skip
 def test_wrong_arguments_are_one_line_and_2(capsys, arguments, part):
@@ -171,6 +175,13 @@ def test_wrong_arguments_are_one_line_and_2(capsys, arguments, part):
     lines = [line for line in told.err.splitlines() if not line.startswith('benchmark: ')]
     assert (code, told.out, len(lines)) == (2, '', 1), lines
     assert lines[0].startswith('error: ') and part in lines[0]
+
+
+def test_a_disk_that_fills_up_meanwhile_costs_the_file_only(capsys):
+    assert main([*SMALL, '--frames', '4', '--json', '/dev/full']) == 2
+    told = capsys.readouterr()
+    assert 'later frames' in told.out
+    assert told.err.splitlines()[-1].startswith("error: --json '/dev/full' cannot be written (No")
 
 
 def test_it_runs_where_there_is_little_more_than_torch():

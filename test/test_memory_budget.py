@@ -271,6 +271,16 @@ def test_without_a_limit_a_cpu_has_none():
     assert memory_limit(8.0, torch.device('cpu')).size == 8e9
 
 
+def test_a_small_limit_is_named():
+    assert str(MemoryLimit(1e5, 'test')) == 'the limit is 0.0001 GB (test)'
+
+
+def test_a_cpu_that_cannot_hold_the_caches_says_what_to_lower():
+    engine = StreamEngine(load_model('tiny', 'random'), StreamConfig(max_keyframes=10**9))
+    with pytest.raises(torch.OutOfMemoryError, match=r"cpu has no .* lower 'sliding_window'"):
+        engine.warm_up(56, 56)
+
+
 def test_an_engine_refuses_a_size_and_goes_on_with_the_old_one(caplog):
     model = load_model('tiny', 'random')
     config = StreamConfig(image_width=56, num_scale_frames=1)
@@ -317,10 +327,18 @@ def test_the_command_says_what_does_not_fit(capsys):
         (['--image-width', '515'], "'image_width' is 515"),
         (['--max-keyframes', '4'], "'max_keyframes' is 4"),
         (['--image-height', '2'], 'too wide'),
+        (['--image-height', '-2'], '--image-height is -2'),
+        (['--gpu-memory-limit', 'nan'], '--gpu-memory-limit is nan'),
+        (['--max-keyframes', '1.5'], "'1.5'"),
+        (['--compile-mode', 'fast'], "'fast'"),
     ],
 )
 def test_the_command_refuses_wrong_values_in_one_line(arguments, told, capsys):
-    assert main(['--model', 'tiny', *arguments]) == 2
+    try:
+        code = main(['--model', 'tiny', *arguments])
+    except SystemExit as left:
+        code = left.code
+    assert code == 2
     text = capsys.readouterr().err
     assert told in text and text.count('\n') == 1
 
