@@ -161,7 +161,10 @@ def _write_tables(done: list[Recording], out: Path) -> None:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError):
-        return 'the memory of the GPU is full: lower --sliding-window, --image-width'
+        return (
+            'the memory of the device is full: lower --sliding-window, --max-keyframes or '
+            '--image-width'
+        )
     return str(error)
 
 

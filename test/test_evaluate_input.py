@@ -1,5 +1,6 @@
 """What lingbot_map_evaluate says about input that it cannot use: one line, no files."""
 
+from dataclasses import replace
 import fcntl
 import os
 import re
@@ -10,6 +11,7 @@ from evaluate_rig import camera_info, images, record, run, SECOND, truth_bag, us
 from lingbot_map.bags import read_camera_info
 from lingbot_map.sources import SourceError
 from lingbot_map_ros import evaluate, evaluate_engine
+from lingbot_map_ros.backend import load_engine
 from lingbot_map_ros.evaluate_folders import unique_names
 from lingbot_map_ros.evaluate_settings import complete, read_node_params, SettingsError
 import numpy as np
@@ -201,6 +203,18 @@ def test_weights_that_do_not_exist(tmp_path, capsys):
     assert evaluate.main([*arguments, '--out', str(tmp_path / 'out')]) == 2
     assert "'no.pt' is not a file" in capsys.readouterr().err
     assert not (tmp_path / 'out').exists()
+
+
+def test_a_device_without_room_says_what_to_lower(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(evaluate_engine, 'load_engine', load_too_large)
+    assert run(tmp_path / 'out', truth_bag(tmp_path / 'bag')) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if 'lower' in line]
+    assert 'the memory of the device is full' in line and '--max-keyframes' in line
+
+
+def load_too_large(params):
+    """Return an engine that even the memory of a large machine cannot hold."""
+    return load_engine(replace(params, max_keyframes=10**9))
 
 
 def test_a_folder_that_may_not_be_read(tmp_path, capsys):
