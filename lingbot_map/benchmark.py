@@ -32,12 +32,14 @@ from lingbot_map.compile_cache import CompileCacheError, use_compile_cache
 import torch
 from torch import Tensor
 
+_INTERRUPTED = 130  # as a shell has it
+
 Found = tuple[list[str], dict[str, object]]  # lines to print, values for JSON
 Measurement = Callable[[argparse.Namespace, Setup, dict[str, Tensor]], Found]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; return 0, or 2 for what cannot be measured."""
+    """Measure and print; return 0, or 2 for what cannot be measured, or 130 after Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     args = parse(arguments, __doc__)
     command = shlex.join(['python3', '-m', 'lingbot_map.benchmark', *arguments])
@@ -53,6 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             'the memory of the device is full: lower --max-keyframes, --sliding-window or '
             '--image-width'
         )
+    except KeyboardInterrupt:
+        sys.stderr.write('interrupted: nothing was written\n')
+        return _INTERRUPTED
     made = origin(command, setup.device)
     sys.stdout.write('\n'.join([*origin_lines(made), setup_line(setup), *lines]) + '\n')
     if args.json is not None:

@@ -184,6 +184,15 @@ def test_a_disk_that_fills_up_meanwhile_costs_the_file_only(capsys):
     assert told.err.splitlines()[-1].startswith("error: --json '/dev/full' cannot be written (No")
 
 
+def test_an_interrupt_is_one_line_and_130(capsys, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr('lingbot_map.benchmark.measure', interrupt)
+    assert main([*SMALL, '--frames', '4']) == 130
+    assert capsys.readouterr().err == 'interrupted: nothing was written\n'
+
+
 def test_it_runs_where_there_is_little_more_than_torch():
     program = (f'import sys; sys.modules.update(dict.fromkeys({ABSENT})); '
                f'from lingbot_map.benchmark import main; sys.exit(main({SMALL}'
