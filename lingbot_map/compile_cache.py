@@ -4,6 +4,9 @@ import os
 
 from lingbot_map.folders import writable_folder
 
+_VARIABLES = ('TORCHINDUCTOR_CACHE_DIR', 'TRITON_CACHE_DIR')
+_replaced: dict[str, str | None] = {}  # what these were before
+
 
 class CompileCacheError(ValueError):
     """A folder that cannot be used; the message says why."""
@@ -18,6 +21,8 @@ def use_compile_cache(folder: str) -> None:
     :raises CompileCacheError: the folder cannot be made or written.
     """
     if not folder:
+        for name in list(_replaced):  # by a folder that was named earlier
+            _set(name, _replaced.pop(name))
         return
     try:
         path = writable_folder(folder)
@@ -26,5 +31,13 @@ def use_compile_cache(folder: str) -> None:
             f"'compile_cache_dir' is '{folder}', where nothing can be written "
             f'({error.strerror}): choose another folder'
         ) from error
-    os.environ['TORCHINDUCTOR_CACHE_DIR'] = str(path)
-    os.environ['TRITON_CACHE_DIR'] = str(path / 'triton')
+    for name, value in zip(_VARIABLES, (path, path / 'triton'), strict=True):
+        _replaced.setdefault(name, os.environ.get(name))
+        _set(name, str(value))
+
+
+def _set(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

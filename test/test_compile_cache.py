@@ -18,6 +18,7 @@ torch.compile(lambda x: torch.sin(x) + 1)(torch.ones(9))
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
+    monkeypatch.setattr('lingbot_map.compile_cache._replaced', {})
     for name in VARIABLES:
         monkeypatch.setenv(name, 'as before')
 
@@ -33,6 +34,13 @@ def test_the_folder_is_made_and_named_to_both_compilers(tmp_path, monkeypatch):
     folder = tmp_path / 'a' / 'b'
     assert folder.is_dir()
     assert [os.environ[name] for name in VARIABLES] == [str(folder), str(folder / 'triton')]
+
+
+def test_an_empty_name_takes_back_an_earlier_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv(VARIABLES[1])
+    for name in ('a', 'b', '', ''):
+        use_compile_cache(name and str(tmp_path / name))
+    assert [os.environ.get(name) for name in VARIABLES] == ['as before', None]
 
 
 def test_torch_writes_there(tmp_path):
