@@ -63,8 +63,8 @@ def _settings(pipeline: Pipeline) -> dict[str, object]:
         'model': params.model,
         'checkpoint': params.checkpoint or 'packaged',
         'device': params.device,
-        'compile_mode': worker.compile_mode or params.compile_mode,
-        'attention_backend': worker.attention_backend or params.attention_backend,
+        'compile_mode': worker.warm_up.compile_mode or params.compile_mode,
+        'attention_backend': worker.warm_up.attention_backend or params.attention_backend,
         'queue': params.queue,
         'camera_info': pipeline.images.camera_status,
         'tf_mode': params.tf_mode,
@@ -90,8 +90,8 @@ def _pace(pipeline: Pipeline) -> dict[str, object]:
     values = {
         'input_rate_hz': f'{pace.input_hz:.1f}',
         'output_rate_hz': f'{pace.output_hz:.1f}',
-        'warm_up_s': f'{pipeline.worker.warm_up_s:.1f}',
-        'recompiles': pipeline.worker.recompiles,
+        'warm_up_s': f'{pipeline.worker.warm_up.seconds:.1f}',
+        'recompiles': pipeline.worker.warm_up.recompiles,
         'initial_latency_ms': f'{pace.initial_ms:.1f}',
         'forward_ms': f'{pipeline.worker.forward_ms:.1f}',
     }
@@ -104,7 +104,7 @@ def _pace(pipeline: Pipeline) -> dict[str, object]:
 def _progress(pipeline: Pipeline) -> dict[str, object]:
     worker, outputs = pipeline.worker, pipeline.outputs
     progress = worker.progress
-    limit = worker.max_keyframes
+    limit = worker.warm_up.max_keyframes
     memory = {'gpu_memory_mib': f'{worker.gpu_memory_mib:.0f}'} if worker.gpu_memory_mib else {}
     return memory | {
         'frames': progress.frames,

@@ -199,7 +199,7 @@ class Pipeline:
         """Return how long one image may take, 0: for ever; on a CPU the warm-up gives a hint."""
         limit_s = self.params.watchdog_timeout
         if limit_s and choose_device(self.params.device).type == 'cpu':
-            return max(limit_s, _WARM_UPS * self.worker.warm_up_s)
+            return max(limit_s, _WARM_UPS * self.worker.warm_up.seconds)
         return limit_s
 
     def state(self) -> str:

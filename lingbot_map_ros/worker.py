@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 import threading
 import time
 
-from lingbot_map.compiling import compilations
 from lingbot_map.engine import StreamEngine, StreamLimitError
 from lingbot_map.frame import FrameResult
 from lingbot_map.raw_images import UnsupportedImage
 from lingbot_map.view import View
 from lingbot_map_ros.delivery import Delivery
 from lingbot_map_ros.error_text import describe
+from lingbot_map_ros.flush_requests import FlushRequests
 from lingbot_map_ros.heap import keep_freed_memory
 from lingbot_map_ros.image_input import ImageInput
 from lingbot_map_ros.inbox import Inbox
@@ -35,6 +34,7 @@ from lingbot_map_ros.parameters import NodeParams
 from lingbot_map_ros.progress import Progress
 from lingbot_map_ros.publishing import Outputs
 from lingbot_map_ros.stream_settings import usual_image_size
+from lingbot_map_ros.warm_up_report import WarmUpReport
 import numpy as np
 import torch
 
@@ -66,11 +66,8 @@ class Worker:
         self.errors = 0
         self.trouble = ''  # why no poses come; '' when all is well
         self.forward_ms = 0.0  # of the newest result
-        self.warm_up_s = 0.0  # how long the newest warm-up took
         self.gpu_memory_mib = 0.0  # that torch has allocated; 0 on a CPU
-        self.max_keyframes = outputs.params.max_keyframes  # fewer if memory is short
-        self.compile_mode = self.attention_backend = ''  # what auto came to; '' before
-        self._compilations: int | None = None  # when the newest warm-up ended
+        self.warm_up = WarmUpReport(outputs.params.max_keyframes)  # the newest one
         self._load_engine, self._images = load, images
         self._inbox, self._ledger, self._outputs, self._logger = inbox, ledger, outputs, logger
         self._engine: StreamEngine | None = None
@@ -78,12 +75,10 @@ class Worker:
         self._epoch = outputs.epoch
         self.delivery = Delivery(outputs, ledger, logger)
         self._held: list[Frame] = []  # in the engine, not yet accounted for
-        self._warm_size: tuple[int, int] | None = None
         self._view: View | None = None  # of the present map
         self._initialized_s = float('inf')  # images that arrive later meet a running map
         self._waits_for_motion = False  # the present map does, and the log has said so
-        self._flushes: deque[Future] = deque()
-        self._flushing: Future | None = None
+        self._flushes = FlushRequests()
         self._busy_since_s: float | None = None
         self._stopping = False
         self._loaded: Future = Future()
@@ -96,10 +91,7 @@ class Worker:
 
     def flush(self) -> Future:
         """Finish what is waiting, also a short scale batch; the future holds the frame count."""
-        done = Future()
-        self._flushes.append(done)
-        if self.phase == ENDED:
-            self._refuse_flushes()
+        done = self._flushes.ask()
         self._inbox.wake()
         return done
 
@@ -115,11 +107,6 @@ class Worker:
         """Return how long the present image has been taking; 0 when idle or warming up."""
         since_s = self._busy_since_s
         return 0.0 if since_s is None else time.monotonic() - since_s
-
-    @property
-    def recompiles(self) -> int:
-        """How many graphs were compiled or captured since the newest warm-up."""
-        return 0 if self._compilations is None else compilations() - self._compilations
 
     def _run(self) -> None:
         # Entered once and before the warm-up: a change of the grad mode would recompile.
@@ -154,17 +141,9 @@ class Worker:
         self.phase = WARMING_UP
         start_s = time.monotonic()
         self._engine.warm_up(height, width)
-        self._warm_size = self._engine.network_size(height, width)
-        self.warm_up_s = time.monotonic() - start_s
-        self.max_keyframes = self._engine.max_keyframes
-        self.compile_mode = self._engine.compile_mode
-        self.attention_backend = self._engine.attention_backend
-        self._compilations = compilations()
-        size = 'x'.join(map(str, self._warm_size))
-        self._logger.info(
-            f'warmed up for {size} pixels in {self.warm_up_s:.1f} s '
-            f'(compile_mode {self.compile_mode}, attention_backend {self.attention_backend})'
-        )
+        size, seconds = self._engine.network_size(height, width), time.monotonic() - start_s
+        self.warm_up = WarmUpReport.of(self._engine, size, seconds)
+        self._logger.info(str(self.warm_up))
         self._note_memory()
         self.phase = SERVING
 
@@ -221,7 +200,7 @@ class Worker:
             view = self._view_of(picture)
             width, height = view.upright_size
             network_size = self._engine.network_size(height, width)
-            if network_size != self._warm_size:
+            if network_size != self.warm_up.size:
                 self._engine.check_memory(height, width)
         except UnsupportedImage as error:
             self._drop(frame, BAD_IMAGE, str(error), error.kind)
@@ -294,7 +273,7 @@ class Worker:
             self._logger.warning(f'the image size changed to {width}x{height}: starting a new map')
             self._start_new_map(frame)
             self._refresh_engine()
-        if network_size != self._warm_size:
+        if network_size != self.warm_up.size:
             self._logger.info(f'images are {width}x{height}: warming up again for their size')
             self._busy_since_s = None  # may take minutes, and is not an image that is stuck
             self._warm_up(*view.upright_size[::-1])
@@ -313,7 +292,7 @@ class Worker:
         frame.epoch = self._epoch
 
     def _flush(self) -> None:
-        self._flushing = self._flushes.popleft()
+        self._flushes.take()
         self._busy_since_s = time.monotonic()
         try:
             self._refresh_engine()
@@ -323,8 +302,7 @@ class Worker:
         finally:
             self._busy_since_s = None
             self.waiting = len(self._held)
-        self._flushing.set_result(len(results))
-        self._flushing = None
+        self._flushes.answer(len(results))
 
     def _deliver(self, results: list[FrameResult]) -> None:
         for result in results:
@@ -370,26 +348,12 @@ class Worker:
         self._drop_held(WORKER_ERROR)
         self._begin(self._outputs.start_new_map())
         self.phase, self.trouble = SERVING, reason
-        self._fail_flushing(error)
-
-    def _fail_flushing(self, error: Exception) -> None:
-        if self._flushing is not None:
-            self._flushing.set_exception(error)
-            self._flushing = None
-
-    def _refuse_flushes(self) -> None:
-        while True:
-            try:
-                done = self._flushes.popleft()
-            except IndexError:  # not asked for before: `flush` may do this at the same time
-                return
-            done.set_exception(RuntimeError('the node is stopping'))
+        self._flushes.fail(error)
 
     def _release(self) -> None:
         self._drop_held(INACTIVE)
         self.phase = ENDED
-        self._fail_flushing(RuntimeError('the node is stopping'))
-        self._refuse_flushes()
+        self._flushes.close()
         self._engine = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

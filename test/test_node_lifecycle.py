@@ -1,5 +1,6 @@
 """Transitions, threads, states, parameters at run time, and the watchdog."""
 
+from dataclasses import replace
 import threading
 
 from diagnostic_msgs.msg import DiagnosticStatus
@@ -258,10 +259,12 @@ def test_an_idle_node_is_no_concern_of_the_watchdog():
 
 def test_the_watchdog_is_patient_with_a_cpu_whose_warm_up_took_long():
     with running(num_scale_frames=1, watchdog_timeout=1.0) as rig:
-        rig.node.pipeline.worker.warm_up_s = 30.0
+        worker = rig.node.pipeline.worker
+        worker.warm_up = replace(worker.warm_up, seconds=30.0)
         assert rig.node.pipeline.watchdog_limit_s() == 120.0
-        rig.node.pipeline.worker.warm_up_s = 0.1
+        worker.warm_up = replace(worker.warm_up, seconds=0.1)
         assert rig.node.pipeline.watchdog_limit_s() == 1.0
     with running(num_scale_frames=1, watchdog_timeout=0.0) as rig:
-        rig.node.pipeline.worker.warm_up_s = 30.0
+        worker = rig.node.pipeline.worker
+        worker.warm_up = replace(worker.warm_up, seconds=30.0)
         assert rig.node.pipeline.watchdog_limit_s() == 0.0
