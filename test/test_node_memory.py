@@ -1,5 +1,6 @@
 """Memory that is too small is refused, or kept to, before anything fails; over DDS."""
 
+from lingbot_map.memory_fit import MemoryLimit
 from lingbot_map.memory_prediction import blank_model, GB, predict
 from lingbot_map_ros.backend import load_engine
 from lingbot_map_ros.parameters import NodeParams
@@ -58,8 +59,10 @@ def test_what_does_not_fit_is_refused_with_what_would(capfd):
         assert rig.node.trigger_configure() == TransitionCallbackReturn.FAILURE
         assert rig.node.pipeline is None
     (line,) = lines_with(capfd, 'configure failed')
-    assert f'need {gigabytes(42):.2f} GB' in line and f'the limit is {limit:.2f} GB' in line
-    assert line.endswith('(gpu_memory_limit): sliding_window 20 would fit')
+    assert f'need {gigabytes(42):.2f} GB' in line
+    assert line.endswith(
+        f'{MemoryLimit(limit * 1e9, "gpu_memory_limit")}: sliding_window 20 would fit'
+    )
 
 
 def test_fit_memory_shrinks_and_says_what_it_chose(capfd):
