@@ -71,7 +71,8 @@ def test_each_map_waits_for_motion_and_says_so(capfd):
     with running(**TINY) as rig:
         camera = Camera(rig)
         camera.send(0, 0, 0)
-        rig.wait(lambda: rig.state() == 'WAITING_FOR_MOTION')
+        rig.wait(lambda: rig.counts().dropped == {'static': 2})
+        assert rig.state() == 'WAITING_FOR_MOTION'
         assert rig.call('reset').success
         rig.wait_counts(3, 0, static=2, reset=1)
         camera.send(0)  # of the new map the first, which counts
