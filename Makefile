@@ -61,9 +61,11 @@ $(VENV)/.underlay-built: $(VENV)/.requirements-installed $(wildcard underlay/*.s
 	@touch $@
 
 # Editable: the sources are used in place; pip leaves out what ament looks up in share/, so link it.
-$(VENV)/.package-installed: $(VENV)/.underlay-built setup.py setup.cfg | no-distribution
+# --use-pep517: an older pip would otherwise put the programs where setup.cfg wants them for ament.
+$(VENV)/.package-installed: $(VENV)/.underlay-built setup.py setup.cfg Makefile | no-distribution
 	@echo 'make setup: installing lingbot_map_ros into $(VENV)'
-	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	$(PIP) install --quiet --no-deps --no-build-isolation --use-pep517 --editable .
+	test -x $(BIN)/lingbot_map_node
 	mkdir -p $(SHARE)/lingbot_map_ros $(SHARE)/ament_index/resource_index/packages
 	ln -sfn "$(CURDIR)/config" "$(CURDIR)/launch" "$(CURDIR)/package.xml" $(SHARE)/lingbot_map_ros/
 	ln -sfn "$(CURDIR)/resource/lingbot_map_ros" $(SHARE)/ament_index/resource_index/packages/
