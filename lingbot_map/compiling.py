@@ -53,6 +53,12 @@ def compile_model(model, mode: str = 'auto', attention_backend: str = 'auto') ->
 
 def resolve_mode(mode: str, backend: str, device: torch.device, dtype: torch.dtype) -> str:
     """Return the compile mode that `compile_model` chooses; raise ValueError as it does."""
+    mode = _resolved_mode(mode, backend, device, dtype)
+    _resolve_backend(backend, mode, device, dtype)
+    return mode
+
+
+def _resolved_mode(mode: str, backend: str, device: torch.device, dtype: torch.dtype) -> str:
     if mode not in COMPILE_MODES:
         raise ValueError(f"'compile_mode' is '{mode}'; use {', '.join(COMPILE_MODES)}")
     capturable = backend == 'auto' or backend in RING_BACKENDS

@@ -50,7 +50,7 @@ def crop_map(width: int, height: int, target: int, patch: int) -> PixelMap:
     if resized == 0:
         raise ValueError(
             f'image size {width}x{height} is too wide: at network width {target} '
-            f'it has no full row of {patch}-pixel patches; crop it or use pad mode'
+            f'it has no full row of {patch}-pixel patches; crop the images'
         )
     crop_y = max(resized - target, 0) // 2
     return PixelMap(

@@ -3,7 +3,7 @@
 import logging
 import threading
 
-from lingbot_map.compiling import compilations, compile_model
+from lingbot_map.compiling import compilations, compile_model, resolve_mode
 from lingbot_map.config import MODEL_PRESETS, StreamConfig
 from lingbot_map.engine import StreamEngine
 from lingbot_map.frame_runner import FrameRunner
@@ -131,3 +131,8 @@ def test_a_compiled_engine_refuses_another_thread():
     thread.join()
     assert len(errors) == 1 and 'another thread' in errors[0]
     assert len(stream(engine)) == len(IMAGES)
+
+
+def test_an_attention_backend_that_is_not_possible_is_named_before_anything_is_loaded():
+    with pytest.raises(ValueError, match="'attention_backend' is 'flash', which needs a CUDA"):
+        resolve_mode('off', 'flash', torch.device('cpu'), torch.float32)
