@@ -189,7 +189,9 @@ def _load_yaml(path: Path) -> object:
     try:
         return yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = ' '.join(str(error).split())
+        # An OSError's own text names the file once more.
+        text = error.strerror.lower() if isinstance(error, OSError) else str(error)
+        reason = ' '.join(text.split())
         raise SettingsError(f"'{path}' cannot be read: {reason}") from None
 
 

@@ -140,6 +140,11 @@ def foreign_config(tmp_path):
     return ['--config', tmp_path / 'run.yaml'], 'not a run.yaml that an evaluation wrote'
 
 
+def missing_params(tmp_path):
+    arguments = [truth_bag(tmp_path / 'bag'), '--params', tmp_path / 'nope.yaml']
+    return arguments, r"^[^']*'[^']*nope\.yaml' cannot be read: no such file or directory$"
+
+
 def bad_params(tmp_path):
     (tmp_path / 'node.yaml').write_text('[1, 2]\n')
     return [truth_bag(tmp_path / 'bag'), '--params', tmp_path / 'node.yaml'], 'not a ROS parameter'
@@ -181,7 +186,8 @@ BAD_INPUTS = (
     bad_truth_file, damaged_picture, another_size, nothing_left, missing, empty_folder, no_input,
     timed_kernels, bad_value, no_room_to_roll_over, memory_that_stops, bad_mount, bad_mask,
     bad_camera_info, bad_config, foreign_config,
-    bad_params, bad_param, unknown_setting, one_truth_for_two, one_rerun_for_two, twice,
+    missing_params, bad_params, bad_param, unknown_setting, one_truth_for_two, one_rerun_for_two,
+    twice,
 )  # fmt: skip
 
 
