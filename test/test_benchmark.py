@@ -193,6 +193,18 @@ def test_an_interrupt_is_one_line_and_130(capsys, monkeypatch):
     assert capsys.readouterr().err == 'interrupted: nothing was written\n'
 
 
+def test_the_full_network_on_a_cpu_is_said_to_take_long_before_anything_else(capsys):
+    nowhere = ['--device', 'cpu', '--weights', '/nowhere.pt']
+    assert main(nowhere) == 2  # full is the default
+    first, error = capsys.readouterr().err.splitlines()
+    assert first == (
+        'benchmark: the full network takes long on a CPU; try --model tiny --frames 100'
+    )
+    assert "'/nowhere.pt' is not a file" in error
+    assert main([*nowhere, '--model', 'tiny']) == 2
+    assert 'takes long' not in capsys.readouterr().err
+
+
 def test_it_runs_where_there_is_little_more_than_torch():
     program = (f'import sys; sys.modules.update(dict.fromkeys({ABSENT})); '
                f'from lingbot_map.benchmark import main; sys.exit(main({SMALL}'
