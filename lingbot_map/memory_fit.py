@@ -100,16 +100,22 @@ def fit(
     the smallest of all is too large.
     """
     fits = _fits(model, height, width, limit)
-    patch, width, keyframes = model.patch_size, config.image_width, config.max_keyframes
+    shrunk = _shrink(config, model.patch_size, fits)
+    if not fits(shrunk):
+        return None
+    keyframes = range(shrunk.max_keyframes, config.max_keyframes + 1)
+    return _largest(shrunk, 'max_keyframes', keyframes, fits)
+
+
+def _shrink(config: StreamConfig, patch: int, fits: Fits) -> StreamConfig:
+    """Return `config` shrunk as `fit` does until it fits, or the smallest settings."""
+    width, keyframes = config.image_width, config.max_keyframes
     least = min(_least_keyframes(config), keyframes)
     windows = range(config.sliding_window, _WINDOW_STEP - 1, -_WINDOW_STEP)[::-1]
     widths = range(-(-width // (2 * patch)) * patch, width + 1, patch)
     shrunk = _largest(config, 'max_keyframes', range(least, keyframes + 1), fits)
     shrunk = _largest(shrunk, 'sliding_window', windows, fits)
-    shrunk = _largest(shrunk, 'image_width', widths, fits)
-    if not fits(shrunk):
-        return None
-    return _largest(shrunk, 'max_keyframes', range(shrunk.max_keyframes, keyframes + 1), fits)
+    return _largest(shrunk, 'image_width', widths, fits)
 
 
 def changes(before: StreamConfig, after: StreamConfig) -> str:
@@ -122,13 +128,22 @@ def changes(before: StreamConfig, after: StreamConfig) -> str:
 def _remedy(
     model: GCTStream, config: StreamConfig, height: int, width: int, limit: MemoryLimit
 ) -> str:
-    """Return which settings would fit: the largest window, else what `fit` makes of them."""
+    """
+    Return which settings would fit: the largest window, else what `fit` makes of them.
+
+    Where not even those do, it is how much they need.
+    """
     fits = _fits(model, height, width, limit)
     best = _largest(config, 'sliding_window', range(config.sliding_window + 1), fits)
     if not fits(best):
         best = fit(model, config, height, width, limit)
     if best is None:
-        return 'no smaller settings of this model would fit'
+        least = _shrink(config, model.patch_size, lambda _: False)
+        return (
+            f'even the smallest settings (sliding_window {least.sliding_window}, max_keyframes '
+            f'{least.max_keyframes}, image_width {least.image_width}) need '
+            f'{predict(model, least, height, width).total / GB:.2f} GB'
+        )
     return f'{changes(config, best)} would fit'
 
 

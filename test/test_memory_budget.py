@@ -197,11 +197,16 @@ def test_what_is_too_large_names_the_largest_window_that_fits(full):
     assert check_memory(full, config, *SIZE, None) == budget
 
 
-def test_what_no_window_makes_fit_names_a_smaller_width_or_nothing(full):
+def test_what_no_window_makes_fit_names_a_smaller_width_or_the_least(full):
     with pytest.raises(MemoryLimitError, match=r'\): .*sliding_window 8.*, image_width 4\d\d w'):
         check_memory(full, StreamConfig(), *SIZE, limit_of(6))
-    with pytest.raises(MemoryLimitError, match='no smaller settings of this model would fit'):
+    smallest = {'sliding_window': 8, 'max_keyframes': 72, 'image_width': 266}
+    least = total_of(full, **smallest)
+    words = r'smallest settings \(sliding_window 8, max_keyframes 72, image_width 266\) need '
+    with pytest.raises(MemoryLimitError, match=f'{words}{least / GB:.2f} GB$'):
         check_memory(full, StreamConfig(), *SIZE, limit_of(1))
+    fitting = check_memory(full, StreamConfig(**smallest), *SIZE, MemoryLimit(least, 'test'))
+    assert fitting.total == least
 
 
 def total_of(model, **settings):
