@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 import torch
 from torch import Tensor
 
+PACKAGED_MODEL = 'demo'  # the only preset whose weights come with the package
 OPTIONAL_GROUP = 'point_head'
 KEYS_SHOWN = 3
 
@@ -56,7 +57,7 @@ def load_model(
 def resolve(model_name: str, checkpoint: str) -> Path:
     """Return the local file that `checkpoint` names; hub files are downloaded once."""
     if not checkpoint:
-        if model_name != 'demo':
+        if model_name != PACKAGED_MODEL:
             raise CheckpointError(
                 f"checkpoint is empty and model '{model_name}' has no packaged weights; set "
                 "checkpoint to a file or to 'hf:robbyant/lingbot-map/lingbot-map.pt'"

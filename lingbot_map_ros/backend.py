@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from lingbot_map.checkpoint import default_dtype, load_model, set_heads_dtype
+from lingbot_map.checkpoint import (
+    default_dtype,
+    load_model,
+    PACKAGED_MODEL,
+    set_heads_dtype,
+)
 from lingbot_map.compile_cache import use_compile_cache
 from lingbot_map.compiling import compile_model, resolve_mode
 from lingbot_map.config import StreamConfig
@@ -54,6 +59,15 @@ def _settled_config(params: NodeParams, device: torch.device, dtype: torch.dtype
         memory_limit(params.gpu_memory_limit, device),
         params.fit_memory,
     )
+
+
+def weights_origin(params: NodeParams) -> str:
+    """Return where the weights come from, or that there are none, before they are loaded."""
+    if params.checkpoint:
+        return params.checkpoint
+    if params.model != PACKAGED_MODEL:
+        return 'no checkpoint is set, and none is packaged for it'
+    return 'packaged weights, trained on rendered rooms: no model for photographs'
 
 
 def choose_device(name: str) -> torch.device:

@@ -10,7 +10,7 @@ import threading
 from diagnostic_msgs.msg import DiagnosticArray
 from lingbot_map.engine import StreamEngine
 from lingbot_map_ros import diagnostics
-from lingbot_map_ros.backend import load_engine
+from lingbot_map_ros.backend import load_engine, weights_origin
 from lingbot_map_ros.error_text import describe
 from lingbot_map_ros.image_topic import ImageTopic
 from lingbot_map_ros.parameter_spec import ParameterError
@@ -204,8 +204,7 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
             self._image_topic = None
 
     def _announce(self, params: NodeParams) -> None:
-        weights = params.checkpoint or 'packaged weights'
-        self.get_logger().info(f"loading model '{params.model}' ({weights})")
+        self.get_logger().info(f"loading model '{params.model}' ({weights_origin(params)})")
         if params.checkpoint == 'random':
             self.get_logger().warning('the weights are random: poses and points mean nothing')
         self.get_logger().info(scale_notice(params))

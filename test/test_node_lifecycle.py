@@ -103,6 +103,20 @@ def test_a_failure_to_load_leaves_the_node_unconfigured_until_it_works(capfd):
     assert 'Traceback' not in log
 
 
+@pytest.mark.parametrize(
+    ('values', 'words'),
+    [
+        ({}, 'packaged weights, trained on rendered rooms: no model for photographs'),
+        ({'model': 'full'}, 'no checkpoint is set, and none is packaged for it'),
+        ({'model': 'full', 'checkpoint': 'x.pt'}, 'x.pt'),
+    ],
+)
+def test_the_log_says_before_loading_where_the_weights_come_from(capfd, values, words):
+    with running(autostart=False, **values) as rig:
+        assert change(rig, Transition.TRANSITION_CONFIGURE)
+    assert f"loading model '{values.get('model', 'demo')}' ({words})" in capfd.readouterr().err
+
+
 def test_an_unexpected_error_while_loading_is_a_failure_with_its_place(capfd):
     with running(autostart=False) as rig:
         rig.node._engine_factory = lambda params: params.no_such_parameter
