@@ -5,7 +5,7 @@ from __future__ import annotations
 from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
 from lingbot_map_ros.image_topic import ImageTopic
 from lingbot_map_ros.ledger import DROP_REASONS
-from lingbot_map_ros.pipeline import Pipeline
+from lingbot_map_ros.pipeline import INITIALIZING, Pipeline
 import numpy as np
 
 _TROUBLE_SHOWN_S = 5.0
@@ -20,13 +20,17 @@ def idle_status(name: str, last_error: str) -> DiagnosticStatus:
 
 
 def status(name: str, pipeline: Pipeline) -> DiagnosticStatus:
-    """Return the status of a configured node; the message is its state."""
+    """Return the status of a configured node; the message is its state, and why it stays so."""
     state = pipeline.state()
-    values = {'state': state}
+    refusal = pipeline.ledger.refusal() if state.startswith(INITIALIZING) else ''
+    values = {'state': state, 'trouble': _trouble(pipeline) or refusal}
     for part in (_settings, _counts, _pace, _progress):
         values |= part(pipeline)
     return DiagnosticStatus(
-        level=_level(state, pipeline), name=name, message=state, values=_pairs(values)
+        level=_level(state, refusal, pipeline),
+        name=name,
+        message=f'{state}: {refusal}' if refusal else state,
+        values=_pairs(values),
     )
 
 
@@ -49,10 +53,10 @@ def add_reception(status: DiagnosticStatus, topic: ImageTopic, silence: str) -> 
     )
 
 
-def _level(state: str, pipeline: Pipeline) -> bytes:
+def _level(state: str, refusal: str, pipeline: Pipeline) -> bytes:
     if state in ('ERROR', 'ENDED') or _trouble(pipeline):
         return DiagnosticStatus.ERROR
-    if pipeline.ledger.seconds_since_trouble() < _TROUBLE_SHOWN_S:
+    if refusal or pipeline.ledger.seconds_since_trouble() < _TROUBLE_SHOWN_S:
         return DiagnosticStatus.WARN
     return DiagnosticStatus.OK
 
@@ -120,7 +124,6 @@ def _progress(pipeline: Pipeline) -> dict[str, object]:
         'map_points': len(outputs.map),
         'worker_errors': worker.errors,
         'publishing_errors': outputs.errors,
-        'trouble': _trouble(pipeline),
     }
 
 

@@ -47,6 +47,7 @@ POSE_JUMP = 'pose_jumps'
 EVENTS = (GAP, POSE_JUMP)  # worth a look although no image is lost here
 _EXPECTED = {SUPERSEDED, STATIC, RESET, INACTIVE}  # nothing is wrong when these happen
 _LOG_PERIOD_S = 5.0
+_REASONS_SHOWN = 3  # the most frequent, in one line
 _MAX_KINDS = 50  # told apart; nonsense on a topic must not fill the memory
 
 
@@ -102,6 +103,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._received = self._out = self._paused = 0
         self._dropped = Counter()
+        self._refused = Counter()  # since the map began, or the last image that got through
         self._kinds = Counter()
         self._events = Counter()
         self._logged_s: dict[str, float] = {}
@@ -125,6 +127,7 @@ class Ledger:
         stamp_ms = (self._now_ns() - frame.stamp_ns) / 1e6
         with self._lock:
             self._out += 1
+            self._refused.clear()
             self._meter.depart(frame.arrival_s, stamp_ms, is_initial)
 
     def count_event(self, event: str, why: str) -> None:
@@ -156,6 +159,7 @@ class Ledger:
             self._dropped[reason] += 1
             count = self._dropped[reason]
             if reason not in _EXPECTED:
+                self._refused[reason] += 1
                 self._trouble_s = now_s
             if not why or not self._is_news(reason, kind, now_s):
                 return
@@ -169,6 +173,19 @@ class Ledger:
         if not quiet:
             self._logged_s[reason] = now_s
         return not quiet
+
+    def begin_map(self) -> None:
+        with self._lock:
+            self._refused.clear()
+
+    def refusal(self) -> str:
+        """Return in words that no image got through since one last did; '' if one may yet."""
+        with self._lock:
+            counts, refused = self._counts(), self._refused.most_common(_REASONS_SHOWN)
+        if counts.waiting or not refused:
+            return ''
+        reasons = ', '.join(f'{reason} {count}' for reason, count in refused)
+        return f'all images dropped ({reasons})'
 
     def kinds(self) -> dict[str, int]:
         """Return how many images of each kind were dropped."""
@@ -188,7 +205,10 @@ class Ledger:
 
     def counts(self) -> Counts:
         with self._lock:
-            return Counts(self._received, self._out, dict(self._dropped), self._paused)
+            return self._counts()
+
+    def _counts(self) -> Counts:
+        return Counts(self._received, self._out, dict(self._dropped), self._paused)
 
 
 def to_ns(stamp: Time) -> int:

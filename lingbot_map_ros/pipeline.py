@@ -32,6 +32,7 @@ from lingbot_map_ros.stamps import StampGate
 from lingbot_map_ros.worker import SERVING, Worker
 from sensor_msgs.msg import CompressedImage, Image
 
+INITIALIZING = 'INITIALIZING'  # the state, before how many of how many images
 _WARM_UPS = 4.0  # the warm-up runs a scale batch too, the longest that an image takes
 _SILENCE_S = 2.0  # without an image for so long, the node says that it waits for images
 
@@ -152,6 +153,7 @@ class Pipeline:
         self.outputs.start_new_map()
         self._gaps.forget()
         self._empty_inbox(RESET)
+        self.ledger.begin_map()
         self._inbox.wake()
         self._logger.info(f'{why}: starting a new map')
 
@@ -220,4 +222,4 @@ class Pipeline:
             return 'WAITING_FOR_SCALE' if worker.delivery.waits_for_scale else 'TRACKING'
         if worker.progress.standing:
             return 'WAITING_FOR_MOTION'
-        return f'INITIALIZING {worker.waiting}/{self.params.num_scale_frames}'
+        return f'{INITIALIZING} {worker.waiting}/{self.params.num_scale_frames}'

@@ -215,6 +215,26 @@ def test_diagnostics_report_states_and_counts():
         wait_status(rig, 'WAITING_FOR_IMAGES')  # nothing comes any more
 
 
+def test_a_map_whose_images_are_all_dropped_says_so_and_why():
+    with running(num_scale_frames=2) as rig:
+        rig.send(1.0, 2.0, frame_id='')
+        rig.send(3.0, encoding='foo8')
+        rig.wait_counts(3, 0, frame_id=2, bad_image=1)
+        why = 'all images dropped (frame_id 2, bad_image 1)'
+        values = wait_status(rig, f'INITIALIZING 0/2: {why}')
+        assert newest_status(rig).level == DiagnosticStatus.WARN
+        assert (values['state'], values['trouble']) == ('INITIALIZING 0/2', why)
+        rig.send(4.0)
+        assert wait_status(rig, 'INITIALIZING 1/2')['trouble'] == ''
+        rig.send(5.0, 6.0)
+        rig.send(7.0, frame_id='')
+        rig.wait_counts(7, 3, frame_id=3, bad_image=1)
+        wait_status(rig, 'TRACKING')  # some got through
+        rig.call('reset')
+        rig.send(8.0, frame_id='map')
+        wait_status(rig, 'INITIALIZING 0/2: all images dropped (frame_id 1)')
+
+
 def test_fixed_parameters_are_refused_with_the_remedy_while_configured():
     with running(num_scale_frames=1) as rig:
         result = rig.set_parameter('scale', 2.0)
