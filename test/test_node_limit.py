@@ -67,7 +67,7 @@ def test_the_tiny_network_rolls_over_in_one_map(tiny):
         assert {key: told[key] for key in expected} == expected
         assert float(told['last_residual']) > 0 and float(told['last_scale_step']) > 0
         rig.wait(lambda: rig.heard['path'] and len(rig.heard['path'][-1].poses) == 41)
-        assert rig.state() == 'TRACKING'
+        assert rig.state() in ('TRACKING', 'WAITING_FOR_IMAGES')  # said 2 s after the last image
         assert rig.call('reset').success
         send_noise(rig, 8, first=42)
         rig.wait_counts(49, 49)
