@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 import logging
 import os
+from subprocess import SubprocessError
 import sys
 
 from lingbot_map.config import ATTENTION_BACKENDS, COMPILE_MODES
@@ -82,8 +83,8 @@ def settle(model, rehearse: Callable[[], None]) -> None:
         try:
             rehearse()
             return
-        # Of the compiler, a kernel, a capture, or for want of memory.
-        except RuntimeError as error:
+        # Of a compiler, a kernel, a capture, or for want of memory.
+        except _failures() as error:
             slower = _step_down(model.compile_mode, model.attention_backend)
             if slower is None:
                 raise
@@ -146,7 +147,19 @@ def _step_down(mode: str, backend: str) -> tuple[str, str] | None:
     if backend == 'flashinfer':
         return mode, 'auto'
     slower = _STEP_DOWN.get(mode)
-    return None if slower is None else (slower, 'sdpa' if slower == 'off' else backend)
+    if slower is None:  # the kernels of the other backends need a compiler, too
+        return None if backend == 'sdpa' else ('off', 'sdpa')
+    return slower, 'sdpa' if slower == 'off' else backend
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """Return what compilers and devices raise; Triton has exceptions of its own."""
+    known = (RuntimeError, OSError, SubprocessError)
+    if not _has_triton():
+        return known
+    from triton.errors import TritonError
+
+    return (*known, TritonError)
 
 
 def _available(backend: str, device: torch.device, dtype: torch.dtype) -> str:

@@ -165,21 +165,6 @@ def test_a_failed_capture_falls_back_with_one_warning(images, monkeypatch, caplo
     assert model.compile_mode == 'default' and len(stream(engine, images[:6])) == 6
 
 
-def test_a_failed_compiler_falls_back_to_eager(images, monkeypatch, caplog):
-    model = network('default')
-
-    def fail(*_):
-        raise RuntimeError('no compiler')
-
-    for block in model.aggregator.global_blocks:
-        block.attn_pre = fail
-    with caplog.at_level(logging.WARNING, 'lingbot_map'):
-        engine = engine_for(model)
-    assert model.compile_mode == 'off' and len(caplog.records) == 1
-    expected = stream(engine_for(network('off', 'sdpa')), images[:6])
-    assert deviation(stream(engine, images[:6]), expected) == (0, 0)
-
-
 def test_flashinfer_that_is_missing_is_said_and_replaced(images, monkeypatch, caplog):
     monkeypatch.setattr(
         compiling, 'find_spec', lambda name: None if name == 'flashinfer' else name

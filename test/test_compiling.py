@@ -1,9 +1,10 @@
 """Compiled code on a CPU against eager execution, and what cannot be compiled here."""
 
 import logging
+from subprocess import CalledProcessError
 import threading
 
-from lingbot_map.compiling import compilations, compile_model, resolve_mode
+from lingbot_map.compiling import compilations, compile_model, resolve_mode, settle
 from lingbot_map.config import MODEL_PRESETS, StreamConfig
 from lingbot_map.engine import StreamEngine
 from lingbot_map.frame_runner import FrameRunner
@@ -92,6 +93,27 @@ def test_what_fails_to_compile_runs_eagerly_and_says_why_once(caplog):
     for ours, theirs in zip(stream(engine), expected, strict=True):
         assert np.array_equal(ours.T_world_cam, theirs.T_world_cam)
         assert torch.equal(ours.depth, theirs.depth)
+
+
+@pytest.mark.parametrize('error', [
+    RuntimeError('no C compiler'), CalledProcessError(1, 'gcc'),
+    OSError('gcc is not there')])  # fmt: skip
+@pytest.mark.parametrize('backend', ['cudnn', 'flash', 'triton'])
+def test_kernels_that_cannot_be_built_are_replaced_also_without_compilation(
+    backend, error, caplog
+):
+    model = network('off')
+    model.attention_backend = backend  # as a GPU would choose it
+    used = []
+
+    def rehearse():
+        used.append(model.attention_backend)
+        if model.attention_backend != 'sdpa':
+            raise error
+
+    with caplog.at_level(logging.WARNING, 'lingbot_map'):
+        settle(model, rehearse)
+    assert used == [backend, 'sdpa'] and model.compile_mode == 'off' and len(caplog.records) == 1
 
 
 def test_what_fails_eagerly_too_is_an_error():
