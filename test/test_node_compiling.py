@@ -24,9 +24,8 @@ def ros():
 
 
 def test_diagnostics_show_the_compile_mode_and_that_nothing_is_compiled_once_ready(
-    ros, monkeypatch
+    ros, real_engine
 ):
-    monkeypatch.setattr('node_rig.Rig.make_engine', lambda self, params: load_engine(params))
     noise = np.random.default_rng(0).integers(0, 256, (12, 56 * 84 * 3), dtype=np.uint8)
     with running(compile_mode='default', num_scale_frames=3, sliding_window=2, max_keyframes=40,
                  on_limit='stop', keyframe_interval=2, **TINY) as rig:  # fmt: skip

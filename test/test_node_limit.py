@@ -7,7 +7,6 @@ from fake_engine import Gate
 from lingbot_map.checkpoint import load_model
 from lingbot_map.config import StreamConfig
 from lingbot_map.engine import StreamEngine
-from lingbot_map_ros.backend import load_engine
 from lingbot_map_ros.library_log import library_log
 from node_rig import running
 import numpy as np
@@ -39,9 +38,8 @@ class Log:
 
 
 @pytest.fixture
-def tiny(monkeypatch):
-    """Have the rig use the tiny network with random weights."""
-    monkeypatch.setattr('node_rig.Rig.make_engine', lambda self, params: load_engine(params))
+def tiny(real_engine):
+    """Return parameters for the tiny network with random weights."""
     return {'model': 'tiny', 'checkpoint': 'random', 'device': 'cpu', 'image_width': 56}
 
 

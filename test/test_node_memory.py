@@ -2,7 +2,6 @@
 
 from lingbot_map.memory_fit import MemoryLimit
 from lingbot_map.memory_prediction import blank_model, GB, predict
-from lingbot_map_ros.backend import load_engine
 from lingbot_map_ros.parameters import NodeParams
 from lingbot_map_ros.stream_settings import stream_config
 from node_rig import running
@@ -12,6 +11,7 @@ import rclpy
 from rclpy.lifecycle import TransitionCallbackReturn
 import torch
 
+pytestmark = pytest.mark.usefixtures('real_engine')
 TINY = {'model': 'tiny', 'checkpoint': 'random', 'device': 'cpu', 'image_width': 56,
         'num_scale_frames': 2}  # fmt: skip
 
@@ -21,12 +21,6 @@ def ros():
     rclpy.init()
     yield
     rclpy.shutdown()
-
-
-@pytest.fixture(autouse=True)
-def tiny_network(monkeypatch):
-    """Have the rig use the tiny network with random weights."""
-    monkeypatch.setattr('node_rig.Rig.make_engine', lambda self, params: load_engine(params))
 
 
 def gigabytes(height, **settings):

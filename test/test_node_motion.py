@@ -1,12 +1,12 @@
 """A robot that stands, with the tiny network over DDS: what it waits for, and what it keeps."""
 
-from lingbot_map_ros.backend import load_engine
 from moving_view import noisy, panorama, view
 from node_rig import running
 import numpy as np
 import pytest
 import rclpy
 
+pytestmark = pytest.mark.usefixtures('real_engine')
 PICTURE = panorama()
 TINY = {'model': 'tiny', 'checkpoint': 'random', 'device': 'cpu', 'num_scale_frames': 3}
 TOLD = 'the images show no motion'
@@ -20,8 +20,7 @@ def ros():
 
 
 @pytest.fixture(autouse=True)
-def real_engine(monkeypatch):
-    monkeypatch.setattr('node_rig.Rig.make_engine', lambda self, params: load_engine(params))
+def patience(monkeypatch):
     # However slow the machine, the state is not that no images come.
     monkeypatch.setattr('lingbot_map_ros.pipeline._SILENCE_S', 600.0)
 
