@@ -8,6 +8,6 @@ def attend_prefill(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     import flashinfer
 
     # The visible rows of a StreamMemory are one slice, so no table of pages has to be planned.
-    queries = q[0].transpose(0, 1).contiguous()
-    out = flashinfer.single_prefill_with_kv_cache(queries, k[0], v[0], kv_layout='HND')
+    # As views in layout NHD: with HND, kernels of 0.6.0 for sm90 take the heads for the length.
+    out = flashinfer.single_prefill_with_kv_cache(*(x[0].transpose(0, 1) for x in (q, k, v)))
     return out.transpose(0, 1)[None]
