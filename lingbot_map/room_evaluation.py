@@ -22,11 +22,13 @@ class RoomScore:
     abs_rel: float  # mean relative depth error after one scale per room
 
 
-def evaluate_rooms(model: GCTStream, seeds, device: torch.device | str) -> Iterator[RoomScore]:
+def evaluate_rooms(
+    model: GCTStream, seeds, device: torch.device | str, config: RoomConfig
+) -> Iterator[RoomScore]:
     """Stream the rooms of `seeds` through an engine and yield each room's errors."""
     engine = StreamEngine(model, StreamConfig(**DEMO_STREAM), device)
     for seed in seeds:
-        clip = render_clips([seed], RoomConfig(), device)
+        clip = render_clips([seed], config, device)
         engine.reset()
         results = []
         for rgb in clip.rgb[0].permute(0, 2, 3, 1).cpu().numpy():

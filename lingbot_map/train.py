@@ -7,15 +7,17 @@ full state is saved every minute, `--resume` goes on from it; `--init` starts fr
 """
 
 import argparse
+from dataclasses import replace
 import os
 from pathlib import Path
 import sys
 import time
 
 from lingbot_map.checkpoint import CheckpointError, load_model
+from lingbot_map.flex import MAX_FRAMES
 from lingbot_map.room_evaluation import evaluate_rooms, summary
-from lingbot_map.synthetic import TEST_SEEDS
-from lingbot_map.trainer import initialise, learning_rate, STAGES, Trainer
+from lingbot_map.synthetic import TEST_CONFIG, TEST_SEEDS
+from lingbot_map.trainer import initialise, learning_rate, STAGES, stages, Trainer
 from safetensors.torch import save_file
 import torch
 from torch import distributed
@@ -23,6 +25,7 @@ from torch import distributed
 SAVE_EVERY_S = 60
 VALIDATE_EVERY_S = 180
 REPORT_EVERY = 25  # steps
+MIN_FRAMES = 16  # of a clip: the scale batch and as many again
 
 
 def train(args: argparse.Namespace) -> None:
@@ -44,12 +47,13 @@ def train(args: argparse.Namespace) -> None:
 
 
 def _run(trainer: Trainer, args: argparse.Namespace, state_file: Path) -> None:
+    plan = stages(args.clip_frames)
     total, start, before = 60 * args.minutes, time.monotonic(), trainer.seconds
     saved = validated = start
     losses, running = [], True
     while running:
         share = min(trainer.seconds / total, 1.0)
-        stage = next(stage for stage in STAGES if share <= stage.until)
+        stage = next(stage for stage in plan if share <= stage.until)
         losses.append(trainer.train_step(stage, learning_rate(share, trainer.step, args.peak)))
         now = time.monotonic()
         trainer.seconds, running = _agree(
@@ -104,7 +108,11 @@ def evaluate(args: argparse.Namespace) -> None:
     device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     model, scores = load_model('demo', args.init, device), []
-    for seed, score in zip(TEST_SEEDS, evaluate_rooms(model, TEST_SEEDS, device), strict=True):
+    config = TEST_CONFIG
+    if args.clip_frames:
+        config = replace(config, num_frames=args.clip_frames)
+    rooms = evaluate_rooms(model, TEST_SEEDS, device, config)
+    for seed, score in zip(TEST_SEEDS, rooms, strict=True):
         scores.append(score)
         _say(
             f'room {seed}: ATE {score.ate_percent:.2f} %  rotation {score.rotation_deg:.2f} deg  '
@@ -136,6 +144,12 @@ def main() -> None:
         default='',
         help="weights to start from; '' = random, or the packaged ones with --evaluate",
     )
+    parser.add_argument(
+        '--clip-frames',
+        type=int,
+        help=f'images per clip, in training {MIN_FRAMES} to {MAX_FRAMES}; by default short clips '
+        f'first, then {STAGES[-1].frames}, and {TEST_CONFIG.num_frames} with --evaluate',
+    )
     parser.add_argument('--resume', action='store_true', help='go on from OUT/state.pt')
     parser.add_argument('--peak', type=float, default=1.0, help='factor of the learning rate')
     args = parser.parse_args()
@@ -144,6 +158,12 @@ def main() -> None:
             parser.error(
                 f'--{name.replace("_", "-")} is {getattr(args, name)}: it must be above 0'
             )
+    most = sys.maxsize if args.evaluate else MAX_FRAMES
+    if args.clip_frames is not None and not MIN_FRAMES <= args.clip_frames <= most:
+        parser.error(
+            f'--clip-frames is {args.clip_frames}: use {MIN_FRAMES} to {MAX_FRAMES}, '
+            'with --evaluate any number above'
+        )
     try:
         if not args.evaluate:
             args.out.mkdir(parents=True, exist_ok=True)  # before the work, and not after it

@@ -1,7 +1,7 @@
 """One process's share of the training on rendered rooms: batches, updates, validation, state."""
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from lingbot_map.config import DEMO_STREAM
@@ -49,6 +49,13 @@ class Stage:
 
 
 STAGES = (Stage(0.4, 24, (0.06, 0.2)), Stage(1.0, 64, (0.05, 0.11)))
+
+
+def stages(clip_frames: int | None) -> tuple[Stage, ...]:
+    """Return STAGES, or the last one alone, for the whole run, with clips of that length."""
+    if clip_frames is None:
+        return STAGES
+    return (replace(STAGES[-1], frames=clip_frames),)
 
 
 class Trainer:

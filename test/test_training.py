@@ -110,6 +110,12 @@ def test_seeds_of_training_validation_and_test_are_disjoint():
     assert not set(TEST_SEEDS) & set(VALIDATION_SEEDS)
 
 
+def test_clips_of_one_length_replace_the_stages():
+    (stage,) = trainer.stages(100)
+    assert (stage.until, stage.frames, stage.clips) == (1.0, 100, 7)
+    assert trainer.stages(None) == trainer.STAGES
+
+
 def test_packaged_weights_are_small():
     model = load_model('demo', '')
     assert sum(p.numel() for p in model.parameters()) <= 6_000_000
@@ -121,6 +127,8 @@ def test_packaged_weights_are_small():
     [
         (['--minutes', '0'], '--minutes is 0.0: it must be above 0'),
         (['--slice-minutes', 'nan'], '--slice-minutes is nan'),
+        (['--clip-frames', '15'], '--clip-frames is 15: use 16 to 128'),
+        (['--clip-frames', '129'], '--clip-frames is 129'),
         (['--out', '/proc/weights'], '/proc/weights'),
         (['--resume', '--out', '{}'], 'state.pt'),
     ],
