@@ -18,8 +18,12 @@ from lingbot_map.windows import Similarity
 import numpy as np
 import torch
 
-__all__ = ['StreamEngine', 'StreamLimitError']
+__all__ = ['NotFiniteError', 'StreamEngine', 'StreamLimitError']
 LOGGER = logging.getLogger(__name__)
+
+
+class NotFiniteError(ArithmeticError):
+    """The images of a scale batch led to nothing; the next image begins a new sequence."""
 
 
 class StreamEngine:
@@ -52,9 +56,10 @@ class StreamEngine:
                 f"'image_width' is {config.image_width}; it must be a multiple of "
                 f'the patch size {model.patch_size}'
             )
-        model.kv_cache_scale_frames = config.num_scale_frames
-        model.kv_cache_sliding_window = config.sliding_window
         self._model, self._config, self._device = model, config, torch.device(device)
+        if self._device.index is not None and self._device.type == 'cuda':
+            # Streams, graphs and Triton's kernels follow the thread's device.
+            torch.cuda.set_device(self._device)
         self.check_memory = check_memory
         self._keyframes = keyframes_for(config)
         self._gate = MotionGate(config.motion_threshold if config.motion_gate else None)
@@ -89,7 +94,7 @@ class StreamEngine:
 
     @property
     def frames(self) -> int:
-        """Images pushed since the last reset."""
+        """Images taken since the last reset: those pushed, without what the gate left out."""
         return len(self._waiting) + self._scale_frames + self._streamed
 
     @property
@@ -138,10 +143,14 @@ class StreamEngine:
         self.check_memory(height, width)
         self._prepare(mapping)
         frame = Frame.noise(mapping, self._device)
-        settle(self._model, lambda: self._rehearse(frame))
-        for runner in self._runners():
-            runner.settle()
-        self.reset()
+        size, self._network_size = self._network_size, None  # a failure leaves no size warm
+        try:
+            settle(self._model, lambda: self._rehearse(frame))
+            for runner in self._runners():
+                runner.settle()
+            self._network_size = size
+        finally:
+            self.reset()
 
     @torch.inference_mode()
     def push(self, rgb: np.ndarray, tag: object = None) -> list[FrameResult]:
@@ -152,8 +161,11 @@ class StreamEngine:
         change of the network's image size starts a new sequence. With `motion_gate`, an image that
         shows no motion (`standing`) is left out while the batch fills, and no keyframe later.
 
+        A later image whose pose is not finite is no keyframe.
+
         :raises StreamLimitError: `max_keyframes` are kept and `on_limit` is 'stop'; `reset` to go
             on.
+        :raises NotFiniteError: a pose of the scale batch is not finite.
         :raises ValueError: not an (H, W, 3) uint8 image, or too wide, or `check_memory` says so.
         """
         if rgb.dtype != np.uint8 or rgb.ndim != 3 or rgb.shape[2] != 3 or 0 in rgb.shape:
@@ -205,7 +217,14 @@ class StreamEngine:
         if not self._waiting:
             return []
         frames, self._waiting = self._waiting, []
-        return self._run_scale_batch(frames)
+        results = self._run_scale_batch(frames)
+        if not all(np.isfinite(result.T_world_cam).all() for result in results):
+            self.reset()
+            raise NotFiniteError(
+                f'the network gave no finite poses for the {len(frames)} images that begin a '
+                "sequence; if that happens again, set 'dtype' to bfloat16 or float32"
+            )
+        return results
 
     def network_size(self, height: int, width: int) -> tuple[int, int]:
         """Return (width, height) of the network's input; raise ValueError as `pixel_map` does."""
@@ -222,10 +241,12 @@ class StreamEngine:
     def _prepare(self, mapping: PixelMap) -> None:
         """Start a new sequence with a memory for this image size."""
         if mapping.network_size != self._network_size:
-            # free the old buffers before the new ones are made
-            self._memory = self._runner = self._next = None
+            # Free the old buffers before the new ones are made; until all are there, no size fits.
+            self._memory = self._runner = self._next = self._network_size = None
             width, height = mapping.network_size
             config = self._config
+            self._model.kv_cache_scale_frames = config.num_scale_frames
+            self._model.kv_cache_sliding_window = config.sliding_window
             self._memory = self._model.new_memory(height, width, config.max_keyframes)
             self._runner = FrameRunner(self._model, self._memory, config.num_scale_frames)
             if config.on_limit == 'roll_over':
@@ -288,15 +309,19 @@ class StreamEngine:
         self._memory.write(1, moves and self._keyframes.keeps_early())
         batch = self._next.scale_frames if self.window else self._scale_frames
         outputs = self._forward([frame], batch)
-        kept = moves and self._keyframes.keeps(outputs)
+        due = moves and self._keyframes.keeps(outputs)
+        # The keys of a frame that is not finite would spoil all frames that see them.
+        kept = due and bool(outputs['pose_enc'].isfinite().all())
         if kept:
             self._memory.commit()
         else:
             self._memory.undo()
-        if moves:
+        if not moves:
+            self.gated_frames += 1
+        elif kept or not due:
             self._keyframes.advance(kept, outputs)
         else:
-            self.gated_frames += 1
+            self._gate.clear()  # the next frame is due, even if it shows no motion
         (result,) = self._results([frame], outputs, kept, start_s)
         self._streamed += 1
         limit = self._memory.shape.max_keyframes
@@ -307,7 +332,7 @@ class StreamEngine:
     def _roll_over(self) -> None:
         seam = self._next.join(self._move)
         if seam is None:  # the next keyframe finds no room, and `push` starts a new sequence
-            LOGGER.error('cannot roll over: no keyframe of the overlap has a finite pose')
+            LOGGER.error('cannot roll over: the next window has a pose that is not finite')
             self._next.reset()
             return
         self._left_behind += self._memory.kept - self._next.overlap

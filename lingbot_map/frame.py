@@ -26,10 +26,10 @@ class Frame:
         """Upload an image (H, W, 3) uint8 and resize it as `mapping` says."""
         start = time.perf_counter()
         if device.type == 'cpu':
-            pixels = np.ascontiguousarray(resize_pillow(rgb, mapping).transpose(2, 0, 1))
+            pixels = resize_pillow(rgb, mapping).transpose(2, 0, 1).copy()
             image = torch.from_numpy(pixels)
         else:
-            source = torch.from_numpy(np.ascontiguousarray(rgb)).to(device)
+            source = torch.from_numpy(np.require(rgb, requirements=('C', 'W'))).to(device)
             image = resize_on_device(source, mapping).contiguous()
         return cls(tag, image, mapping, 1e3 * (time.perf_counter() - start))
 
@@ -45,7 +45,7 @@ class FrameResult:
     """What the network says about one image; arrays are copies that nothing changes later."""
 
     tag: object  # what the caller passed with the image
-    index: int  # images since the last reset
+    index: int  # images taken since the last reset
     is_keyframe: bool
     T_world_cam: np.ndarray  # (4, 4) float64 camera-to-world, optical axes
     intrinsics: np.ndarray  # (3, 3) float64, pixels of the original image

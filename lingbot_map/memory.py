@@ -198,8 +198,9 @@ class StreamMemory:
         """Store camera keys and values (1, heads, S, head_dim); attend to all kept frames."""
         end = self.kept + self._frames
         keys, values = self.camera_keys[iteration, depth], self.camera_values[iteration, depth]
-        keys[:, :, self.kept : end] = k
-        values[:, :, self.kept : end] = v
+        with torch.no_grad():  # what outlives the frame keeps no graph alive
+            keys[:, :, self.kept : end] = k
+            values[:, :, self.kept : end] = v
         return attend_fully(q.to(keys.dtype), keys[:, :, :end], values[:, :, :end])
 
     def _require_room(self, frames: int) -> None:
@@ -216,6 +217,7 @@ class StreamMemory:
             return min(frame, anchors + window)
         return frame if frame < anchors else anchors + (frame - anchors) % window
 
+    @torch.no_grad()
     def _store(self, buffer: Tensor, rows: Tensor) -> None:
         frames, first, specials = self._frames, self.kept, self.shape.specials
         rows = rows.unflatten(2, (frames, -1))
@@ -247,7 +249,8 @@ class StreamMemory:
 def _buffers(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> list[Tensor]:
     """Return buffers for keys and values; OutOfMemoryError: also on a CPU."""
     try:
-        return [torch.zeros(shape, device=device, dtype=dtype) for _ in range(2)]
+        with torch.inference_mode(False):  # or they could be written in that mode only
+            return [torch.zeros(shape, device=device, dtype=dtype) for _ in range(2)]
     except (RuntimeError, TypeError) as error:  # of a CPU, and of sizes beyond 64 bits
         size = 2 * math.prod(shape) * dtype.itemsize / 1e9
         raise torch.OutOfMemoryError(

@@ -128,7 +128,7 @@ def _to_host(points: torch.Tensor) -> torch.Tensor:
         return points
     copy = torch.empty(points.shape, dtype=points.dtype, pin_memory=True)
     copy.copy_(points, non_blocking=True)
-    torch.cuda.current_stream().synchronize()
+    torch.cuda.current_stream(points.device).synchronize()
     return copy
 
 

@@ -82,13 +82,13 @@ class NextWindow:
         self._serving.append(_copied(outputs))
         self._images.append(image)
         if self.memory.kept or len(self._images) == self.scale_frames:
-            self._run(torch.stack(self._images))
-            self._images.clear()
+            images, self._images = torch.stack(self._images), []
+            self._run(images)
 
     @property
     def complete(self) -> bool:
         """Whether the next window can take over."""
-        return len(self._serving) == self.overlap
+        return self.memory.kept == self.overlap
 
     @property
     def last_pose_enc(self) -> Tensor:
@@ -99,18 +99,15 @@ class NextWindow:
         """
         Return where the next window lies in the map; all frames of the overlap must be there.
 
-        `serving_move` does the same for the serving window. Frames without a finite pose in both
-        windows are left out; None if all are. Without valid depth the scale stays.
+        `serving_move` does the same for the serving window. None if a pose in the next window is
+        not finite: its memory is spoilt. Without valid depth the scale stays.
         """
         serving, following = _window(self._serving), _window(self._next)
-        finite = (serving.outputs['pose_enc'] + following.outputs['pose_enc']).isfinite().all(-1)
-        if not finite.any():
+        if not following.outputs['pose_enc'].isfinite().all():
             return None
-        for window in (serving, following):
-            window.outputs['is_keyframe'] = finite
         serving = warp(serving, serving_move)
         move = align(serving, following, fallback_scale=serving_move.scale)
-        residual = _residual(serving, warp(following, move), finite[0])
+        residual = _residual(serving, warp(following, move))
         return Seam(move, move.scale / serving_move.scale, residual)
 
     def _run(self, images: Tensor) -> None:
@@ -125,14 +122,15 @@ def _copied(outputs: Outputs) -> Outputs:
 
 
 def _window(parts: list[Outputs]) -> Window:
-    return Window(0, {key: torch.cat([part[key] for part in parts], 1) for key in parts[0]})
+    outputs = {key: torch.cat([part[key] for part in parts], 1) for key in parts[0]}
+    outputs['is_keyframe'] = torch.ones_like(outputs['pose_enc'][..., 0], dtype=torch.bool)
+    return Window(0, outputs)
 
 
-def _residual(serving: Window, following: Window, finite: Tensor) -> float:
+def _residual(serving: Window, following: Window) -> float:
     """Return how far two windows in the map frame place the same points apart; see `Seam`."""
     points, depth = _map_points(serving)
     distance = (points - _map_points(following)[0]).norm(dim=-1) / depth
-    distance = distance[finite]
     distance = distance[distance.isfinite()]
     return float(distance.median()) if len(distance) else math.nan
 

@@ -99,13 +99,90 @@ def test_warm_up_leaves_no_trace(model):
 
 def test_results_do_not_change_later(model):
     engine = new_engine(model)
-    images = pictures(6)
-    for rgb in images[:3]:
-        results = engine.push(rgb)
-    before = results[0].depth.clone()
-    for rgb in images[3:]:
-        engine.push(rgb)
-    torch.testing.assert_close(results[0].depth, before, rtol=0, atol=0)
+    buffer = np.empty((3, 56, 84), np.uint8)  # as a driver uses it again and again
+    results, copies = [], []
+    for rgb in pictures(6):
+        buffer[:] = rgb.transpose(2, 0, 1)
+        new = engine.push(buffer.transpose(1, 2, 0))
+        results += new
+        copies += [(r.depth.clone(), r.confidence.clone(), r.rgb.clone()) for r in new]
+    for result, copy in zip(results, copies, strict=True):
+        assert all(map(torch.equal, (result.depth, result.confidence, result.rgb), copy))
+    for result, rgb in zip(results, pictures(6), strict=True):
+        np.testing.assert_array_equal(result.rgb.numpy(), rgb)
+
+
+def test_an_engine_survives_that_there_is_no_memory_for_another_size(model, monkeypatch):
+    engine = new_engine(model, num_scale_frames=1, on_limit='roll_over')
+    small, large = pictures(1)[0], pictures(1, height=84)[0]
+    engine.push(small)
+    allocate = model.new_memory
+    for failing in (1, 2):  # the memory itself, that of the next window
+        calls = []
+
+        def new_memory(*size, failing=failing, calls=calls):
+            calls.append(size)
+            if len(calls) == failing:
+                raise torch.OutOfMemoryError('no room')
+            return allocate(*size)
+
+        monkeypatch.setattr(model, 'new_memory', new_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            engine.push(large)
+        assert [result.index for result in engine.push(small)] == [0]
+        assert [result.index for result in engine.push(small)] == [1]
+
+
+def test_a_failed_warm_up_leaves_no_trace(model, monkeypatch):
+    engine = new_engine(model, num_scale_frames=1)
+    run_frame = engine._run_frame
+
+    def fail(*_):
+        raise KeyError('half way')
+
+    monkeypatch.setattr(engine, '_run_frame', fail)
+    with pytest.raises(KeyError):
+        engine.warm_up(56, 84)
+    monkeypatch.setattr(engine, '_run_frame', run_frame)
+    assert [result.index for rgb in pictures(2) for result in engine.push(rgb)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ('device', 'expected'), [('cuda:1', ['cuda:1']), ('cuda', []), ('cpu', [])]
+)
+def test_the_thread_turns_to_the_device_of_its_engine(model, device, expected, monkeypatch):
+    turned_to = []
+    monkeypatch.setattr(torch.cuda, 'set_device', lambda device: turned_to.append(str(device)))
+    StreamEngine(model, StreamConfig(image_width=84), device)
+    assert turned_to == expected
+
+
+def test_two_engines_of_one_model_keep_their_settings(model):
+    images = pictures(8)
+    engine = new_engine(model)
+    expected = [result for rgb in images for result in engine.push(rgb)]
+    first = new_engine(model)
+    second = new_engine(model, num_scale_frames=2, sliding_window=6)
+    for rgb in images:
+        second.push(rgb)
+    results = [result for rgb in images for result in first.push(rgb)]
+    np.testing.assert_array_equal(poses(results), poses(expected))
+
+
+def test_a_model_streams_with_and_without_inference_mode_and_keeps_no_history(model):
+    images = torch.rand(4, 3, 56, 84)
+    with torch.inference_mode():
+        expected = model.inference_streaming(images, 2)['pose_enc']
+    torch.testing.assert_close(model.inference_streaming(images, 2)['pose_enc'], expected)
+    model.requires_grad_(True)
+    try:
+        model.clean_kv_cache()
+        model(images[:2], num_frame_for_scale=2)
+    finally:
+        model.requires_grad_(False)
+    memory = model.memory
+    kept = (memory.keys, memory.values, memory.camera_keys, memory.camera_values)
+    assert all(buffer.grad_fn is None and not buffer.requires_grad for buffer in kept)
 
 
 def test_another_image_size_starts_a_new_sequence(model, caplog):

@@ -55,7 +55,7 @@ def assert_same(results, outputs):
 
 
 def test_keyframes_by_flow_are_those_of_the_model(model, images):
-    engine = engine_for(model)  # sets the model's window and anchors
+    engine_for(model).warm_up(HEIGHT, WIDTH)  # sets the model's window and anchors
     free = model.inference_streaming(as_tensor(images), 3, flow_threshold=1e-9)
     threshold = free['flow'].median().item()
     expected = model.inference_streaming(

@@ -57,6 +57,24 @@ def test_the_scale_batch_waits_for_motion(model):
     assert engine.gated_frames == 0  # none of the others has run
 
 
+def test_a_camera_that_stands_makes_up_for_a_keyframe_without_finite_pose(model, monkeypatch):
+    images = walk([0, 1, 2, 3, 4, 4, 4])
+    engine = new_engine(model)
+    results = run(engine, images[:4])
+    forward = engine._forward
+
+    def broken(frames, scale_frames):
+        outputs = dict(forward(frames, scale_frames))
+        return outputs | {'pose_enc': torch.full_like(outputs['pose_enc'], torch.nan)}
+
+    monkeypatch.setattr(engine, '_forward', broken)
+    results += run(engine, images[4:5])
+    monkeypatch.setattr(engine, '_forward', forward)
+    results += run(engine, images[5:])
+    assert [result.is_keyframe for result in results[3:]] == [True, False, True, False]
+    assert np.isfinite(results[-1].T_world_cam).all()
+
+
 @pytest.mark.parametrize('policy', POLICIES)
 def test_a_camera_that_stands_gets_poses_and_leaves_no_trace(model, policy):
     steps = [0, 1, 2, 3, 3, 3, 4, 5, 5, 6, 7, 7, 7, 7, 8, 9]

@@ -4,7 +4,7 @@ import logging
 
 from fake_network import FakeModel, HEIGHT, image_of, truth_in_window, WIDTH
 from lingbot_map.config import StreamConfig
-from lingbot_map.engine import StreamEngine, StreamLimitError
+from lingbot_map.engine import NotFiniteError, StreamEngine, StreamLimitError
 from lingbot_map.roll_over import MAX_RESIDUAL
 import numpy as np
 import pytest
@@ -188,25 +188,53 @@ def test_windows_that_disagree_are_announced(caplog):
     assert f'residual {100 * engine.last_residual:.1f} %' in caplog.text
 
 
-def test_a_pose_that_is_not_finite_does_not_spoil_the_seam(caplog):
+@pytest.mark.parametrize('interval', [1, 2])
+def test_a_frame_without_finite_pose_is_no_keyframe_and_spoils_nothing(interval, caplog):
     def spoil(index, outputs, window):
         outputs['pose_enc'][:, index == 11] = torch.nan
-        outputs['depth'][:, index == 11] = 5.0
+
+    model = FakeModel(spoil)
+    engine = engine_for(model, keyframe_interval=interval)
+    first = len(model.moves)
+    results = run(engine, range(24))
+    kept = [r.index for r in results[4:] if r.is_keyframe]
+    assert kept == [i for i in range(4, 24, interval) if i != 11]
+    assert np.isnan(results[11].T_world_cam).any()
+    assert_true(results[12:], model.moves[first], first=12)
+    assert engine.window >= 1 and not caplog.records
+
+
+def test_a_keyframe_without_finite_pose_is_made_up_for_by_the_next_frame():
+    def spoil(index, outputs, window):
+        outputs['pose_enc'][:, (index == 6) | (index == 7)] = torch.nan
+
+    engine = engine_for(FakeModel(spoil), keyframe_interval=2)
+    results = run(engine, range(12))
+    assert [r.index for r in results[4:] if r.is_keyframe] == [4, 8, 10]
+
+
+def test_a_scale_batch_without_finite_poses_is_dropped_and_the_next_one_begins_afresh():
+    def spoil(index, outputs, window):
+        outputs['pose_enc'][:, index == 2] = torch.nan
+
+    engine = engine_for(FakeModel(spoil))
+    sequence = engine.sequence
+    with pytest.raises(NotFiniteError, match='no finite poses for the 4 images'):
+        run(engine, range(4))
+    assert engine.sequence == sequence + 1 and engine.frames == 0
+    assert [r.index for r in run(engine, range(4, 9))] == [0, 1, 2, 3, 4]
+
+
+def test_a_next_window_without_finite_poses_does_not_take_over(caplog):
+    broken = []
+
+    def spoil(index, outputs, window):
+        if window in broken:
+            outputs['pose_enc'][:, -1] = torch.nan
 
     model = FakeModel(spoil)
     engine = engine_for(model)
-    first = len(model.moves)
-    run(engine, range(12))
-    results = run(engine, [12])
-    assert engine.window == 1 and not caplog.records
-    assert_true(results + run(engine, range(13, 18)), model.moves[first], first=12)
-
-
-def test_without_any_pose_a_new_sequence_begins(caplog):
-    def spoil(index, outputs, window):
-        outputs['pose_enc'][:, index >= 6] = torch.nan
-
-    engine = engine_for(FakeModel(spoil))
+    broken.append(len(model.moves) + 1)
     sequence = engine.sequence
     assert len(run(engine, range(12))) == 12
     assert engine.sequence == sequence and not caplog.records
@@ -215,6 +243,56 @@ def test_without_any_pose_a_new_sequence_begins(caplog):
     assert 'cannot roll over' in caplog.messages[0]
     assert 'starting a new sequence' in caplog.messages[1]
     assert engine.sequence == sequence + 1 and engine.waiting == 1
+
+
+def test_a_failure_in_the_next_window_ends_in_a_new_sequence(monkeypatch):
+    engine = engine_for(FakeModel())
+    run_next, calls = engine._next.runner, []
+
+    def fail_once(images, scale_frames):
+        calls.append(len(images))
+        if len(calls) == 1:
+            raise RuntimeError('out of memory')
+        return run_next(images, scale_frames)
+
+    engine._next.runner = fail_once
+    sequence, failed = engine.sequence, 0
+    for frame in range(40):
+        try:
+            run(engine, [frame])
+        except RuntimeError:
+            failed += 1
+    assert failed == 1 and engine.sequence == sequence + 1 and engine.window == 3
+
+
+class Replaying:
+    """Runs a runner, and reuses the tensors of its outputs as a captured graph does."""
+
+    def __init__(self, runner):
+        self._runner, self._shared = runner, {}
+
+    def __call__(self, images, scale_frames):
+        outputs = self._runner(images, scale_frames)
+        return {
+            key: self._shared.setdefault((key, x.shape), torch.empty_like(x)).copy_(x)
+            for key, x in outputs.items()
+        }
+
+
+@pytest.mark.parametrize(
+    'policy', [{}, {'keyframe_policy': 'flow', 'flow_threshold': 2.0, 'max_non_keyframe_gap': 5}]
+)
+def test_outputs_may_be_overwritten_by_the_next_run(policy):
+    plain, replaying = (engine_for(FakeModel(), **policy) for _ in range(2))
+    replaying._runner = Replaying(replaying._runner)
+    replaying._next.runner = Replaying(replaying._next.runner)
+    results, expected = (run(engine, range(60)) for engine in (replaying, plain))
+    assert replaying.window == plain.window >= 1
+    for result, other in zip(results, expected, strict=True):
+        assert result.is_keyframe == other.is_keyframe
+        np.testing.assert_array_equal(result.T_world_cam, other.T_world_cam)
+        torch.testing.assert_close(result.depth, other.depth, rtol=0, atol=0)
+        torch.testing.assert_close(result.confidence, other.confidence, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
