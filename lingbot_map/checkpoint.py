@@ -74,7 +74,13 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
     :raises CheckpointError: missing, not a weights file, damaged, or holding more than tensors.
     """
-    if not path.is_file():
+    try:
+        found = path.is_file()
+    except OSError as error:  # a folder that may not be entered, a name too long
+        raise CheckpointError(
+            f"checkpoint '{path}' cannot be read ({error.strerror}); check the path"
+        ) from error
+    if not found:
         raise CheckpointError(f"checkpoint '{path}' is not a file; check the path")
     try:
         if path.suffix == '.safetensors':

@@ -123,6 +123,7 @@ def test_damaged_files_are_one_clear_error(tmp_path, state, name):
         ('huge', '', "model 'huge' is unknown"),
         ('full', '', 'no packaged weights'),
         ('tiny', '/nowhere/weights.pt', "'/nowhere/weights.pt' is not a file"),
+        ('tiny', 300 * 'w', 'cannot be read (File name too long); check the path'),
         ('tiny', '~no-such-user/weights.pt', "'~no-such-user/weights.pt' is not a file"),
         ('tiny', 'hf:owner', 'hf:owner/name/file'),
     ],
