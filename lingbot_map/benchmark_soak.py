@@ -10,6 +10,7 @@ from lingbot_map.benchmark_engine import build, Setup
 from lingbot_map.benchmark_frames import noise
 from lingbot_map.benchmark_runs import Push, Say, stream
 from lingbot_map.compiling import compilations
+from lingbot_map.engine import StreamEngine
 import numpy as np
 import torch
 from torch import Tensor
@@ -63,13 +64,14 @@ def soak(setup: Setup, weights: dict[str, Tensor], frames: int, say: Say) -> Soa
     say('loading and warming up')
     ready = build(setup, weights)
     compiled, engine, parts = compilations(), ready.engine, []
-    images = noise(setup, frames)
+    images, full = noise(setup, frames), setup.num_scale_frames + setup.sliding_window
     while not engine.push(next(images)):
         pass
     pushes = stream(engine, images, setup.device)
     for count in _sizes(frames - setup.num_scale_frames):
+        is_full = engine.window > 0 or engine.held_keyframes >= full
         part = [next(pushes) for _ in range(count)]
-        parts.append(_part(part, setup, engine.frames - 1, engine.window))
+        parts.append(_part(part, is_full, engine, setup.device))
         say(f'{engine.frames} of {frames} frames, {parts[-1].wall_ms:.1f} ms')
     return Soak(parts, compilations() - compiled)
 
@@ -136,16 +138,15 @@ def _sizes(count: int) -> Iterator[int]:
     yield from np.diff([0, *ends]).tolist()
 
 
-def _part(pushes: list[Push], setup: Setup, last_frame: int, window: int) -> Part:
-    full = setup.num_scale_frames + setup.sliding_window
+def _part(pushes: list[Push], is_full: bool, engine: StreamEngine, device: torch.device) -> Part:
     walls = [push.wall_ms for push in pushes]
     return Part(
-        last_frame,
-        window > 0 or pushes[0].held >= full,
+        engine.frames - 1,
+        is_full,
         float(np.median([push.forward_ms for push in pushes])),
         float(np.median(walls)),
         max(walls),
-        held_bytes(setup.device) / 1e6,
+        held_bytes(device) / 1e6,
         resident_bytes() / 1e6,
-        window,
+        engine.window,
     )

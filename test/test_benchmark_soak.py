@@ -27,6 +27,8 @@ def test_memory_is_flat_over_two_thousand_frames(tmp_path, caplog):
     # A window of 64 that begins with 8 of the one before is full again after 56 frames.
     assert parts[-1]['window'] == (2000 - 8) // 56 == 35
     assert parts[0]['window'] < parts[4]['window'] < parts[-1]['window']
+    # The first part begins with an empty window, though it ends after three roll-overs.
+    assert [each['is_full'] for each in parts] == [False] + 9 * [True]
     assert found['recompiles'] == 0
     tensors = [each['tensors_mb'] for each in parts[1:]]
     # Between two roll-overs up to 8 frames wait for the next window, with poses and depth.
