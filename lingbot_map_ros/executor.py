@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from weakref import ref, ReferenceType, WeakKeyDictionary
 
 from rclpy.event_handler import EventHandler
 from rclpy.executors import MultiThreadedExecutor
 from rclpy.subscription import Subscription
+
+_POLL_S = 0.01
 
 
 class NodeExecutor(MultiThreadedExecutor):
@@ -34,6 +37,27 @@ class NodeExecutor(MultiThreadedExecutor):
             return True
         subscription = self._subscription_of(entity)
         return subscription is None or super().can_execute(subscription)
+
+    def shutdown(self, timeout_sec: float | None = None) -> bool:
+        """
+        Begin no more callbacks, and wait for those under way; tell whether they have ended.
+
+        The base class does not wait: it destroys at once what they wake the executor with, so
+        that some fail, with a line that nobody understands.
+        """
+        self._is_shutdown = True
+        self.wake()
+        idle = self._wait(float('inf') if timeout_sec is None else timeout_sec)
+        # Later releases of MultiThreadedExecutor wait here without limit, so not its `shutdown`.
+        return super(MultiThreadedExecutor, self).shutdown(0) and idle
+
+    def _wait(self, timeout_s: float) -> bool:
+        deadline_s = time.monotonic() + timeout_s
+        while any(not task.done() for task in list(self._futures)):
+            if time.monotonic() >= deadline_s:
+                return False
+            time.sleep(_POLL_S)
+        return True
 
     def _subscription_of(self, handler: EventHandler) -> Subscription | None:
         if handler not in self._subscriptions:

@@ -94,12 +94,13 @@ def _spin(node, received: list[int]) -> int:
                 node.leave(1)
     finally:
         node.leave(0)
-        idle = executor.shutdown(timeout_sec=_CALLBACKS_S)
+        executor.shutdown(timeout_sec=_CALLBACKS_S)
         ended = node.close(_WORKER_S)  # which autosaves
-    if not (ended and idle):
+    if not ended:
         # A thread is inside a call that cannot be interrupted: nothing of ours is left to write.
         sys.stderr.flush()
         os._exit(node.exit_code)
+    executor.shutdown()  # a callback may still be writing a file
     spinner.join()
     node.destroy_node()
     return node.exit_code
