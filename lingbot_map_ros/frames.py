@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from geometry_msgs.msg import Transform
+import math
+
+from geometry_msgs.msg import Transform, TransformStamped
 from lingbot_map.map_frame import rotation_matrix
 from lingbot_map_ros.ledger import to_ns
 import numpy as np
@@ -11,6 +13,8 @@ from tf2_msgs.msg import TFMessage
 from tf2_ros import Buffer, TransformException, TransformListener
 
 _JUMP_NS = 1_000_000_000  # stamps of one frame that go back by more
+_SAY_AGAIN_S = 30.0
+_LENGTH_TOLERANCE = 5e-3  # of quaternions, that of tf2
 
 
 class NoTransform(LookupError):
@@ -94,17 +98,45 @@ class _Listener(TransformListener):
     """Passes on what it hears, before and after it is in the buffer."""
 
     def __init__(self, buffer: Buffer, node, prepare, note):
-        self._prepare, self._note = prepare, note
+        self._logger, self._prepare, self._note = node.get_logger(), prepare, note
         super().__init__(buffer, node)
 
     def callback(self, data: TFMessage) -> None:
+        self._leave_out_nonsense(data)
         self._prepare(data)
         super().callback(data)
         self._note(data, is_static=False)
 
     def static_callback(self, data: TFMessage) -> None:
+        self._leave_out_nonsense(data)
         super().static_callback(data)
         self._note(data, is_static=True)
+
+    def _leave_out_nonsense(self, data: TFMessage) -> None:
+        """
+        Keep from the buffer what is no place.
+
+        It would take infinity and give NaN, and complain of each of the others.
+        """
+        for told in [told for told in data.transforms if not _is_place(told)]:
+            data.transforms.remove(told)
+            pair = f"'{told.header.frame_id}' -> '{told.child_frame_id}'"
+            self._logger.warning(
+                f'the transform {pair} is ignored: it needs two frames, finite numbers, a '
+                'quaternion of length 1 and a stamp that is not negative',
+                throttle_duration_sec=_SAY_AGAIN_S,
+            )
+
+
+def _is_place(told: TransformStamped) -> bool:
+    t, q = told.transform.translation, told.transform.rotation
+    child, parent = told.child_frame_id.lstrip('/'), told.header.frame_id.lstrip('/')
+    return (
+        all(map(math.isfinite, (t.x, t.y, t.z)))
+        and abs(math.hypot(q.x, q.y, q.z, q.w) - 1) < _LENGTH_TOLERANCE
+        and told.header.stamp.sec >= 0
+        and '' != child != parent != ''
+    )
 
 
 def matrix(transform: Transform) -> np.ndarray:

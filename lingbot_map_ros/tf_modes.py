@@ -20,6 +20,7 @@ from tf2_ros import TransformBroadcaster
 _NS = 1e9
 _SAY_AGAIN_S = 30.0
 _PATIENCE_S = 1.0  # for odom -> base at the time of an image
+_STANDSTILL_S = 3.0  # of simulated time, while images come
 _MAX_WAITING = 30  # images whose odom -> base has not come yet
 
 
@@ -126,6 +127,8 @@ class OdomTransform(MapTransform):
         self._pose: Pose | None = None  # of odom in the map
         self._corrected_ns = 0  # when that was found, by the node's clock
         self._track = ContinuousPoses()
+        self._clock_ns, self._clock_since_s = -1, 0.0  # what it showed, and since when
+        self._looked_s = 0.0
         # The node's clock: at a faster simulated time it has to be sent more often.
         self._timer = node.create_timer(
             1 / params.tf_rate, self._tick, MutuallyExclusiveCallbackGroup()
@@ -135,6 +138,23 @@ class OdomTransform(MapTransform):
         if not self._waiting:
             self._waiting_since_s = time.monotonic()
         self._waiting.append((stamp_ns, placement.body.T_map_body))
+        self._look_at_clock()
+
+    def _look_at_clock(self) -> None:
+        """Complain of simulated time that stands still: the timer waits for it, nothing else."""
+        clock_ns, now_s = self._node.get_clock().now().nanoseconds, time.monotonic()
+        paused = now_s - self._looked_s > _STANDSTILL_S  # then images go on before the clock
+        self._looked_s = now_s
+        if clock_ns != self._clock_ns or paused:
+            self._clock_ns, self._clock_since_s = clock_ns, now_s
+            self._resolve('clock')
+        elif now_s - self._clock_since_s > _STANDSTILL_S:
+            self._complain(
+                'clock',
+                f'no TF is published: use_sim_time is set and /clock stands still at '
+                f'{clock_ns / _NS:.3f} s although images come; publish /clock (ros2 bag play '
+                '--clock), or set use_sim_time to false',
+            )
 
     def forget(self) -> None:
         self._waiting.clear()

@@ -1,10 +1,12 @@
 """What the node says on /tf in each tf_mode, and what it does when a transform is missing."""
 
+import itertools
 import time
 
 from diagnostic_msgs.msg import DiagnosticStatus
 from geometry_msgs.msg import Quaternion, TransformStamped, Vector3
 from lingbot_map.points import POINT_DTYPE
+from lingbot_map_ros import tf_modes
 from lingbot_map_ros.parameter_spec import ParameterError
 from lingbot_map_ros.parameters import NodeParams
 from node_rig import running, to_time
@@ -210,6 +212,53 @@ def test_stamps_follow_simulated_time_also_back():
         assert len(back) >= 3
         assert all(np.diff([stamp_ns(t) for t in back]) > 0)
         assert back[-1].transform.translation.x == pytest.approx(-2 * 51.0, abs=1e-6)
+
+
+@pytest.mark.parametrize('begins', [False, True])
+def test_simulated_time_that_stands_still_while_images_come_is_an_error(begins, monkeypatch):
+    monkeypatch.setattr(tf_modes, '_STANDSTILL_S', 0.5)
+    with running(tf_mode='map_to_odom', use_sim_time=True, **METRES) as rig:
+        Robot(rig).mount()
+        clock = rig.publisher(Clock, '/clock')
+        if begins:
+            clock.publish(Clock(clock=to_time(7.0)))
+            rig.wait(lambda: rig.node.get_clock().now().nanoseconds > 0)
+        transform, stamps = rig.node.pipeline.outputs.transform, itertools.count(1.0)
+        rig.wait(lambda: rig.send(next(stamps)) or 'clock' in transform._troubles)
+        wait_for_trouble(rig, f'/clock stands still at {7.0 * begins:.3f} s')
+        clock.publish(Clock(clock=to_time(8.0)))
+        rig.wait(lambda: rig.node.get_clock().now().nanoseconds > 8 * 10**9)
+        rig.send(next(stamps))
+        rig.wait(lambda: 'clock' not in transform._troubles)
+
+
+@pytest.mark.parametrize(
+    'nonsense',
+    [
+        {'xyz': (np.inf, 0.0, 0.0)},
+        {'xyz': (np.nan, 0.0, 0.0)},
+        {'xyzw': (0.0, 0.0, 0.0, 0.0)},
+        {'xyzw': (0.0, 0.0, 0.0, np.inf)},
+        {'time_s': -5.0},
+        {'child': 'odom'},
+        {'child': ''},
+    ],
+)
+def test_what_is_no_place_is_left_out_with_one_line(nonsense, capfd):
+    with running(tf_mode='map_to_odom', **METRES) as rig:
+        robot = Robot(rig)
+        robot.mount()
+        robot.drive(speed=0.5, until_s=1.5)
+        bad = told(**{'parent': 'odom', 'child': 'base_link', 'time_s': 1.2} | nonsense)
+        for _ in range(10):
+            robot._moving.sendTransform(bad)
+        robot.drive(speed=0.5, until_s=2.5, since_s=1.9)
+        rig.send(1.0, 2.0)
+        wait_for_x(rig, 1.0)  # 2 m by the map, 1 m by odometry
+        wait_for_trouble(rig)
+    log = capfd.readouterr().err
+    assert log.count('is ignored: it needs two frames') == 1
+    assert 'TF_' not in log
 
 
 def test_map_to_base_starts_at_identity_and_outputs_are_of_the_robot(tmp_path):
