@@ -13,6 +13,8 @@ from lingbot_map_ros.publishing import DepthOutput, Outputs
 from lingbot_map_ros.scale_estimation import ScaleEstimator
 import numpy as np
 
+_SAY_AGAIN_S = 30.0
+
 
 class Delivery:
     """Places the results of one map after the other; the tag of a result is its Frame."""
@@ -30,6 +32,12 @@ class Delivery:
     @property
     def waits_for_scale(self) -> bool:
         return self._estimator is not None
+
+    @property
+    def trouble(self) -> str:
+        """Say why the scale may never be known, or ''."""
+        estimator = self._estimator
+        return '' if estimator is None else estimator.trouble
 
     @property
     def scale_status(self) -> str:
@@ -78,6 +86,11 @@ class Delivery:
         """Once the scale is certain, keep it for the rest of the map."""
         fit = self._estimator.add(frame.stamp_ns, result.T_world_cam)
         if fit is None:
+            if self._estimator.trouble:
+                self._logger.warning(
+                    f'there is no scale yet: {self._estimator.trouble}',
+                    throttle_duration_sec=_SAY_AGAIN_S,
+                )
             return
         ratio = fit.scale / self._placer.scale
         self._placer.scale, self._estimator = fit.scale, None

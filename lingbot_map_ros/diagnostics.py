@@ -128,8 +128,9 @@ def _progress(pipeline: Pipeline) -> dict[str, object]:
 
 
 def _trouble(pipeline: Pipeline) -> str:
-    transform = pipeline.outputs.transform
-    return pipeline.worker.trouble or ('' if transform is None else transform.trouble)
+    worker, transform = pipeline.worker, pipeline.outputs.transform
+    of_transform = '' if transform is None else transform.trouble
+    return worker.trouble or of_transform or worker.delivery.trouble
 
 
 def _pairs(values: dict[str, object]) -> list[KeyValue]:

@@ -17,6 +17,7 @@ TOPIC = 'odom'
 _DEPTH = 50
 _KEPT_NS = 60_000_000_000
 _JUMP_NS = 1_000_000_000  # stamps that go back by more are of another pass
+_ANYWHERE = 1e12  # m; no robot is further away
 _MAX_GAP_NS = 500_000_000  # between two messages that are interpolated
 
 
@@ -57,7 +58,7 @@ class OdometryInput:
         stamp_ns = to_ns(message.header.stamp)
         p, q = message.pose.pose.position, message.pose.pose.orientation
         row = np.array([p.x, p.y, p.z, q.x, q.y, q.z, q.w])
-        if not np.isfinite(row).all() or not row[3:].any():
+        if not np.abs(row).max() < _ANYWHERE or not row[3:].any():  # also false for NaN
             return
         with self._lock:
             if self._stamps_ns and stamp_ns <= self._stamps_ns[-1]:

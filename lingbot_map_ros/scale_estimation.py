@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+import time
 
 from lingbot_map.metrics import rotation_angles_deg
 from lingbot_map_ros.frames import FrameTree, NoTransform
@@ -18,6 +19,7 @@ _MAX_SPREAD = 0.2  # of the logarithms of the ratios, robust standard deviation
 _MAX_TURN_DEG = 10.0  # of a step, where it is unknown how far the camera is from the axis
 _RECENT = 150  # images
 _MAX_WAITING = 50  # images newer than all odometry
+_PATIENCE_S = 5.0  # for odometry at the time of the images
 _TO_SIGMA = 1.4826  # from the median absolute deviation to the standard deviation
 
 
@@ -42,6 +44,8 @@ class ScaleEstimator:
 
     def __init__(self, odometry: OdometryInput, tree: FrameTree, params: NodeParams, camera: str):
         self.status = f'waiting for odometry on {odometry.topic}'
+        self.trouble = ''  # why there may never be a scale
+        self._paired_s = time.monotonic()  # when odometry last knew the time of an image
         self._odometry, self._tree, self._params = odometry, tree, params
         self._camera = camera
         self._waiting: deque[tuple[int, np.ndarray]] = deque(maxlen=_MAX_WAITING)
@@ -55,12 +59,27 @@ class ScaleEstimator:
         newest_ns = self._odometry.newest_ns
         is_longer = False
         while self._waiting and self._waiting[0][0] <= newest_ns:
-            stamp_ns, T = self._waiting.popleft()
-            T_odom_base = self._odometry.at(stamp_ns)
+            waited_ns, T = self._waiting.popleft()
+            T_odom_base = self._odometry.at(waited_ns)
             if T_odom_base is not None:
                 self._pairs.append((T, T_odom_base))
                 is_longer = True
-        return self._fit() if is_longer else None
+        if is_longer:
+            self._paired_s, self.trouble = time.monotonic(), ''
+            return self._fit()
+        if time.monotonic() - self._paired_s > _PATIENCE_S:
+            self.status = self.trouble = self._without_odometry(stamp_ns, newest_ns)
+        return None
+
+    def _without_odometry(self, image_ns: int, odometry_ns: int) -> str:
+        topic, apart_s = self._odometry.topic, (odometry_ns - image_ns) / 1e9
+        if not odometry_ns:
+            return f"no poses come on {topic}: remap 'odom' to the odometry of the robot"
+        order = 'older' if apart_s < 0 else 'newer'
+        return (
+            f'{topic} has no poses of the time of the images: the newest is {abs(apart_s):.1f} s '
+            f'{order} than the newest image; is it of another clock, or does it come with gaps?'
+        )
 
     def _fit(self) -> ScaleFit | None:
         T_world_cam, T_odom_base = (np.array(side) for side in zip(*self._pairs, strict=True))
@@ -75,6 +94,7 @@ class ScaleEstimator:
         spread = _TO_SIGMA * float(np.median(np.abs(logs - np.median(logs))))
         if spread > _MAX_SPREAD:
             self.status = f'images and odometry disagree: the steps differ by {100 * spread:.0f} %'
+            self.trouble = self.status
             return None
         return ScaleFit(float(np.exp(np.median(logs))), path_m, len(ratios), spread)
 

@@ -1,10 +1,12 @@
 """The scale in the running node: fixed, or found once from the topic odom."""
 
+from diagnostic_msgs.msg import DiagnosticStatus
 from fake_engine import DEPTH, STEP
 from geometry_msgs.msg import PoseStamped, Quaternion, TransformStamped
 from lingbot_map.map_frame import MapFrame
 from lingbot_map.map_store import MapStore
 from lingbot_map.points import POINT_DTYPE
+from lingbot_map_ros import scale_estimation
 from lingbot_map_ros.conversions import pose_stamped
 from lingbot_map_ros.ledger import to_stamp
 from lingbot_map_ros.trajectory import Trajectory
@@ -36,12 +38,16 @@ class Wheels:
 
     def tell(self, metres_per_s, *times_s):
         for time_s in times_s:
-            message = Odometry(child_frame_id='base_link')
-            message.header.frame_id, message.header.stamp = 'odom', to_time(time_s)
-            message.pose.pose.position.x = metres_per_s * time_s
-            self._pub.publish(message)
+            self._pub.publish(self.message(metres_per_s, time_s))
         odometry = self._rig.node.pipeline.outputs.odometry_input
         self._rig.wait(lambda: odometry.newest_ns >= int(times_s[-1] * 1e9))
+
+    @staticmethod
+    def message(metres_per_s, time_s):
+        message = Odometry(child_frame_id='base_link')
+        message.header.frame_id, message.header.stamp = 'odom', to_time(time_s)
+        message.pose.pose.position.x = metres_per_s * time_s
+        return message
 
 
 def mount(rig):
@@ -130,6 +136,35 @@ def test_the_scale_stays_until_a_reset_and_is_found_anew_then():
         wheels.tell(0.5, *range(22, 42))
         send_one_by_one(rig, range(22, 41))
         assert rig.diagnostic('scale') == '0.5 (odometry)'
+
+
+@pytest.mark.parametrize(
+    ('times_s', 'words'),
+    [
+        ((), "no poses come on /odom: remap 'odom'"),
+        ((1000.0, 1000.1), 'the newest is 998.1 s newer than the newest image'),
+    ],
+)
+def test_odometry_that_never_fits_is_an_error(times_s, words, monkeypatch, capfd):
+    monkeypatch.setattr(scale_estimation, '_PATIENCE_S', 0.0)
+    with running(scale_source='odometry', num_scale_frames=1) as rig:
+        wheels = Wheels(rig)
+        if times_s:
+            wheels.tell(METRES_PER_STEP, *times_s)
+        send_one_by_one(rig, (1.0, 2.0))
+        assert words in rig.diagnostic('trouble')
+        assert rig.heard['diagnostics'][-1].status[0].level == DiagnosticStatus.ERROR
+    assert capfd.readouterr().err.count('there is no scale yet') == 1
+
+
+def test_odometry_beyond_all_numbers_is_no_pose():
+    with running(scale_source='odometry', num_scale_frames=1) as rig:
+        wheels = Wheels(rig)
+        odometry = rig.node.pipeline.outputs.odometry_input
+        wheels.tell(0.0, 1.0)
+        wheels._pub.publish(wheels.message(1e200, 2.0))
+        wheels.tell(0.0, 3.0)
+        assert odometry._stamps_ns == [1 * 10**9 + 7, 3 * 10**9 + 7]
 
 
 @pytest.mark.parametrize(
