@@ -12,6 +12,7 @@ from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import CameraInfo
 
 TOPIC = 'camera_info'
+_SAY_AGAIN_S = 30.0  # of a camera whose calibration changes all the time
 
 
 class CameraInfoStore:
@@ -40,7 +41,8 @@ class CameraInfoStore:
         if is_new and self.has_news:
             self._logger.warning(
                 'camera_info has changed, or came after the first image: it is used from the next '
-                'map on, call ~/reset to begin one'
+                'map on, call ~/reset to begin one',
+                throttle_duration_sec=_SAY_AGAIN_S,
             )
 
     @property

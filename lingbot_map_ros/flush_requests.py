@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future
+import time
 
 _STOPPING = 'the node is stopping'
 
@@ -12,7 +13,7 @@ class FlushRequests:
     """A queue of futures, of which the worker has at most one in hand."""
 
     def __init__(self):
-        self._waiting: deque[Future] = deque()
+        self._waiting: deque[tuple[float, Future]] = deque()  # when asked for, by time.monotonic()
         self._in_hand: Future | None = None
         self._closed = False
 
@@ -22,14 +23,18 @@ class FlushRequests:
     def ask(self) -> Future:
         """Return a future that will hold how many frames the flush brought, or an error."""
         done = Future()
-        self._waiting.append(done)
+        self._waiting.append((time.monotonic(), done))
         if self._closed:
             self._refuse()
         return done
 
+    def are_due(self, newest_s: float) -> bool:
+        """Tell whether all images are done that came before a request, the last at `newest_s`."""
+        return bool(self._waiting) and self._waiting[0][0] < newest_s
+
     def take(self) -> None:
         """Take the oldest request in hand."""
-        self._in_hand = self._waiting.popleft()
+        _, self._in_hand = self._waiting.popleft()
 
     def answer(self, frames: int) -> None:
         """Answer the request in hand."""
@@ -51,7 +56,7 @@ class FlushRequests:
     def _refuse(self) -> None:
         while True:
             try:
-                done = self._waiting.popleft()
+                _, done = self._waiting.popleft()
             except IndexError:  # not asked for before: `ask` may do this at the same time
                 return
             done.set_exception(RuntimeError(_STOPPING))

@@ -7,6 +7,7 @@ import threading
 import time
 
 Job = Callable[[], None]
+_LONGEST_WAIT_S = 1.0  # until a new rate is looked at
 
 
 class PublisherThread:
@@ -24,7 +25,7 @@ class PublisherThread:
         self._changed = threading.Condition()
         self._jobs: dict[str, Job] = {}
         self._repeated: list[tuple[Callable[[], float], Job]] = []
-        self._due_s: list[float] = []
+        self._ran_s: list[float] = []
         self._busy = self._stopping = False
         self._thread = threading.Thread(target=self._run, name='publisher', daemon=True)
 
@@ -34,7 +35,7 @@ class PublisherThread:
     def repeat(self, rate_hz: Callable[[], float], job: Job) -> None:
         """Run `job` at a rate that may change; to be called before `start`."""
         self._repeated.append((rate_hz, job))
-        self._due_s.append(0.0)
+        self._ran_s.append(-float('inf'))
 
     def hand(self, kind: str, job: Job) -> None:
         with self._changed:
@@ -86,15 +87,20 @@ class PublisherThread:
             )
 
     def _idle_s(self) -> float | None:
-        if not self._due_s:
+        if not self._repeated:
             return None
-        return max(0.0, min(self._due_s) - time.monotonic())
+        due_s = min(map(self._due_s, range(len(self._repeated))))
+        return min(max(0.0, due_s - time.monotonic()), _LONGEST_WAIT_S)
+
+    def _due_s(self, i: int) -> float:
+        rate_hz, _ = self._repeated[i]
+        return self._ran_s[i] + 1 / rate_hz()
 
     def _due_jobs(self) -> list[Job]:
         now_s = time.monotonic()
         jobs = []
-        for i, (rate_hz, job) in enumerate(self._repeated):
-            if self._due_s[i] <= now_s:
-                self._due_s[i] = now_s + 1 / rate_hz()
+        for i, (_, job) in enumerate(self._repeated):
+            if self._due_s(i) <= now_s:
+                self._ran_s[i] = now_s
                 jobs.append(job)
         return jobs

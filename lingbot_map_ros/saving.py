@@ -51,7 +51,7 @@ def autosave(outputs: Outputs, directory: str, logger) -> None:
         except NothingToSave:
             continue
         except OSError as error:
-            logger.error(f"autosave failed: {error}: set the parameter 'autosave' to a folder")
+            logger.error(f'{save.__name__} failed: {unwritable("autosave", directory, error)}')
         else:
             logger.info(f'autosave wrote {", ".join(map(str, files))}')
 
@@ -63,10 +63,15 @@ def check_autosave(directory: str) -> None:
     try:
         writable_folder(directory)
     except OSError as error:
-        raise ParameterError(
-            f"parameter 'autosave' is '{directory}', where nothing can be written "
-            f'({error.strerror}): choose another folder'
-        ) from error
+        raise ParameterError(unwritable('autosave', directory, error)) from error
+
+
+def unwritable(name: str, directory: str, error: OSError) -> str:
+    """Return one line on a folder, the value of the parameter `name`, that takes no file."""
+    return (
+        f"parameter '{name}' is '{directory}', where nothing can be written "
+        f'({error.strerror or error}): make room there, or choose another folder'
+    )
 
 
 def _new_path(directory: str, stem: str, suffix: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lingbot_map_ros.pipeline import Pipeline
-from lingbot_map_ros.saving import NothingToSave, save_map, save_trajectory
+from lingbot_map_ros.saving import NothingToSave, save_map, save_trajectory, unwritable
 from rclpy.callback_groups import ReentrantCallbackGroup
 from std_srvs.srv import SetBool, Trigger
 
@@ -65,5 +65,5 @@ def _saved(pipeline: Pipeline, save: Callable) -> tuple[bool, str]:
     except NothingToSave as error:
         return False, str(error)
     except OSError as error:
-        return False, f"{error}: set the parameter 'save_directory' to a folder for writing"
+        return False, unwritable('save_directory', pipeline.params.save_directory, error)
     return True, ', '.join(map(str, files))

@@ -40,6 +40,7 @@ import torch
 
 LOADING, WARMING_UP, SERVING, ENDED = 'LOADING', 'WARMING_UP', 'SERVING', 'ENDED'
 _POLL_S = 0.2
+_ERRORS_SAID_EVERY_S = 5.0
 
 
 class Worker:
@@ -159,7 +160,8 @@ class Worker:
             frame = self._take()
             if frame is not None:
                 self._process(frame)
-            elif self._flushes:
+            # A camera that is faster than the device never leaves the inbox empty.
+            if self._flushes.are_due(float('inf') if frame is None else frame.arrival_s):
                 self._flush()
 
     def _take(self) -> Frame | None:
@@ -344,7 +346,10 @@ class Worker:
             return
         self.errors += 1
         reason = describe(error)
-        self._logger.error(f'{reason}: starting a new map')
+        self._logger.error(
+            f'{reason}: starting a new map ({self.errors} errors so far)',
+            throttle_duration_sec=_ERRORS_SAID_EVERY_S,
+        )
         self._drop_held(WORKER_ERROR)
         self._begin(self._outputs.start_new_map())
         self.phase, self.trouble = SERVING, reason

@@ -188,6 +188,16 @@ def test_camera_info_at_another_rate_changes_nothing(capfd):
     assert NEXT_MAP not in capfd.readouterr().err
 
 
+def test_a_calibration_that_changes_all_the_time_does_not_fill_the_log(capfd):
+    with camera(use_camera_info=True) as (rig, publisher):
+        hear(rig, info(), publisher)
+        rig.publish(1.0, picture())
+        rig.wait_counts(1, 1)
+        for i in range(20):  # as a lens does that focuses
+            hear(rig, info(k=np.diag((1.0 + i, 1.0, 0.0)) + K), publisher)
+    assert 1 <= capfd.readouterr().err.count(NEXT_MAP) < 5
+
+
 def test_a_new_calibration_is_used_from_the_next_map_on(capfd):
     with camera(('depth_info',), use_camera_info=True) as (rig, publisher):
         hear(rig, info(d=()), publisher)

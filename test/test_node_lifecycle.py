@@ -259,6 +259,17 @@ def test_the_watchdog_asks_to_leave_with_exit_code_1(capfd):
     assert 'watchdog_timeout' in capfd.readouterr().err
 
 
+def test_an_error_at_every_image_does_not_fill_the_log(capfd):
+    def fail(n):
+        raise RuntimeError('the device is unhappy')
+
+    with running(num_scale_frames=1, engine={'before_push': fail}) as rig:
+        rig.send(*range(1, 31))
+        rig.wait_counts(30, 0, worker_error=30)
+        assert rig.diagnostic('worker_errors') == '30'
+    assert capfd.readouterr().err.count('the device is unhappy') < 5
+
+
 def test_a_worker_error_is_shown_until_an_image_gets_through():
     broken = threading.Event()
 

@@ -30,10 +30,10 @@ class Log:
     def __init__(self):
         self.lines = []
 
-    def warning(self, line):
+    def warning(self, line, **_):
         self.lines.append(('warning', line))
 
-    def error(self, line):
+    def error(self, line, **_):
         self.lines.append(('error', line))
 
 

@@ -120,6 +120,15 @@ def test_points_parameters_act_at_once():
             assert rig.wait_for('points', count)[-1].width == expected
 
 
+def test_a_new_rate_acts_at_once():
+    with running(('path',), num_scale_frames=1, path__publish_rate=0.01) as rig:
+        rig.send(1.0)
+        rig.wait_counts(1, 1)
+        assert not rig.heard['path']
+        assert rig.set_parameter('path.publish_rate', 50.0).successful
+        rig.wait_for('path', 1)  # not after the 100 s of before
+
+
 def test_the_map_is_kept_while_nobody_listens_and_shown_to_who_comes_late():
     with running(num_scale_frames=1, map__voxel_size=0.5, map__publish_rate=50.0) as rig:
         rig.send(1.0, 2.0, 3.0)

@@ -120,6 +120,25 @@ def test_a_reset_is_answered_while_a_flush_waits_for_the_engine():
         rig.wait_counts(1, 0, reset=1)
 
 
+def test_a_flush_does_not_wait_for_images_that_come_after_it():
+    """Else it would never end with a camera that is faster than the device."""
+    gate = Gate(at=1)
+    with running(num_scale_frames=1, engine={'before_push': gate}) as rig:
+        rig.send(1.0)
+        assert gate.reached.wait(WAIT_S)
+        flushed, engine = rig.request_later('flush'), rig.engine
+        rig.wait(lambda: rig.node.pipeline.worker._flushes)
+        rig.send(*range(2, 62))
+        rig.wait(lambda: rig.counts().received == 61)
+        flush, pushed = engine.flush, []
+        engine.flush = lambda: pushed.append(engine.pushed) or flush()
+        gate.open()
+        rig.wait(flushed.done)
+        assert flushed.result().success
+        assert pushed[-1] == 2  # the image that was under way when it was asked for, and the next
+        rig.wait_counts(61, 61)
+
+
 def test_a_flush_that_fails_says_why():
     with running(num_scale_frames=4) as rig:
         rig.send(1.0)
@@ -223,6 +242,8 @@ def test_a_disk_that_is_full_leaves_no_half_a_file(tmp_path, monkeypatch):
             answer = rig.call(name)
             assert not answer.success
             assert 'No space left' in answer.message
+            assert str(tmp_path) in answer.message
+            assert 'make room' in answer.message
         assert list(tmp_path.iterdir()) == []
         monkeypatch.undo()
         assert rig.call('save_map').success
