@@ -7,9 +7,17 @@ EuRoC and KITTI also that of one camera in it.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
-from lingbot_map.ground_truth import PoseTrack, read_table, read_truth_file, to_nanoseconds
+from lingbot_map.ground_truth import (
+    are_poses,
+    END_NS,
+    PoseTrack,
+    read_table,
+    read_truth_file,
+    to_nanoseconds,
+)
 from lingbot_map.sources import even_stamps, FileSource, image_files, SourceError
 import numpy as np
 import yaml
@@ -32,7 +40,8 @@ class DatasetSource(FileSource):
 
     def __init__(self, path: Path, layout: Layout):
         _check(path, layout)
-        super().__init__(layout.files, layout.stamps_ns)
+        # 0 means "not set" in ROS
+        super().__init__(layout.files, [max(stamp_ns, 1) for stamp_ns in layout.stamps_ns])
         self._truth = layout.truth
 
     def truth(self) -> PoseTrack | None:
@@ -65,8 +74,18 @@ def _check(path: Path, layout: Layout) -> None:
     missing = next((file for file in layout.files if not file.is_file()), None)
     if missing is not None:
         raise SourceError(f"'{path}' lists '{missing}', which is not there")
-    if (np.diff(layout.stamps_ns) <= 0).any():
-        raise SourceError(f"'{path}' has stamps that do not increase")
+    for before, after in pairwise(layout.stamps_ns):
+        if after <= before:
+            raise SourceError(
+                f"'{path}' has stamps that do not increase: after {before * 1e-9:.6f} s comes "
+                f'{after * 1e-9:.6f} s'
+            )
+    for stamp_ns in (layout.stamps_ns[0], layout.stamps_ns[-1]):
+        if not 0 <= stamp_ns < END_NS:
+            raise SourceError(
+                f"'{path}' has an image at {stamp_ns * 1e-9:.3g} s: stamps are in seconds from 0 "
+                'on, those of EuRoC in nanoseconds'
+            )
 
 
 def _tum(path: Path) -> Layout | None:
@@ -101,9 +120,12 @@ def _euroc(path: Path) -> Layout | None:
 def _euroc_mount(path: Path) -> np.ndarray:
     """Return T_body_cam (4, 4)."""
     try:
-        return np.array(yaml.safe_load(path.read_text())['T_BS']['data'], float).reshape(4, 4)
+        T = np.array(yaml.safe_load(path.read_text())['T_BS']['data'], float).reshape(4, 4)
     except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError):
-        raise SourceError(f"'{path}' does not tell where the camera is (T_BS)") from None
+        T = np.zeros((4, 4))
+    if not are_poses(T[None]).all():
+        raise SourceError(f"'{path}' does not tell where the camera is (T_BS)")
+    return T
 
 
 def _kitti(path: Path) -> Layout | None:
@@ -114,8 +136,6 @@ def _kitti(path: Path) -> Layout | None:
     if camera is None or not times.is_file():
         return None
     stamps_ns = [_stamp(times, row[0]) for row in read_table(times)]
-    if stamps_ns and stamps_ns[0] == 0:
-        stamps_ns[0] = 1  # 0 means "not set" in ROS
     truth = sequence.parent.parent / 'poses' / f'{sequence.name}.txt'
     read = _from_file(truth, stamps_ns)
     files = image_files(sequence / camera)
@@ -139,9 +159,12 @@ def _kitti_mount(sequence: Path, camera: str) -> np.ndarray:
     for row in read_table(calibration):
         if row[0] == f'P{number}:' and len(row) == 13:
             P = np.array([_number(calibration, value, float) for value in row[1:]]).reshape(3, 4)
-            T_cam0_cam[:3, 3] = -np.linalg.solve(P[:, :3], P[:, 3])
-            return T_cam0_cam
-    raise SourceError(f"'{calibration}' has no line P{number} of twelve numbers")
+            if np.isfinite(P).all() and np.linalg.det(P[:, :3]):
+                T_cam0_cam[:3, 3] = -np.linalg.solve(P[:, :3], P[:, 3])
+                return T_cam0_cam
+    raise SourceError(
+        f"'{calibration}' has no line P{number} of twelve numbers that are those of a camera"
+    )
 
 
 def _seven_scenes(path: Path, fps: float) -> Layout | None:
@@ -150,7 +173,7 @@ def _seven_scenes(path: Path, fps: float) -> Layout | None:
         return None
     stamps_ns = even_stamps(len(files), fps)
     poses = [file.with_name(file.name.replace('.color.png', '.pose.txt')) for file in files]
-    if not poses[0].is_file():
+    if not any(pose.is_file() for pose in poses):
         return Layout(files, stamps_ns, None)
 
     def truth() -> PoseTrack:
@@ -162,10 +185,10 @@ def _seven_scenes(path: Path, fps: float) -> Layout | None:
 
 def _seven_scenes_pose(path: Path) -> np.ndarray:
     try:
-        T = np.loadtxt(path)
+        T = np.array(path.read_text().split(), float).reshape(4, 4)
     except (OSError, ValueError):
-        T = np.empty(0)
-    if T.shape != (4, 4) or not np.isfinite(T).all():
+        T = np.zeros((4, 4))
+    if not are_poses(T[None]).all():
         raise SourceError(f"'{path}' does not hold a pose of four by four numbers")
     return T
 

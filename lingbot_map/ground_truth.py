@@ -15,16 +15,24 @@ import numpy as np
 import torch
 
 NO_TRUTH = 'none'
+END_NS = 2**31 * 10**9  # stamps of ROS end there, in 2038
+_FARTHEST = 1e9  # metres from the origin: larger numbers are no positions
+_SKEW = 0.1  # of the columns of a rotation, which files round
 
 
 @dataclass(frozen=True)
 class PoseTrack:
-    """Stamped poses of one body, ascending in time."""
+    """Stamped poses of one body, ascending in time; SourceError for numbers that are no pose."""
 
     name: str  # topic or file
     stamps_ns: np.ndarray  # (N,) int64
     T: np.ndarray  # (N, 4, 4) float64, body to world
     body: str = ''  # frame id of the body, where it is known
+
+    def __post_init__(self):
+        wrong = np.flatnonzero(~are_poses(self.T))
+        if len(wrong):
+            raise _no_pose(self.name, self.stamps_ns[wrong[0]], self.T[wrong[0], :3].ravel())
 
     def moved_to(self, T_body_cam: np.ndarray) -> 'PoseTrack':
         """Return the poses of a camera that is mounted on the body at `T_body_cam` (4, 4)."""
@@ -44,14 +52,37 @@ def pose_track(name: str, rows: Sequence[tuple], body: str = '') -> PoseTrack:
     if not len(rows):
         raise SourceError(f"'{name}' holds no poses")
     rows = sorted(rows, key=lambda row: row[0])
+    for stamp_ns in (rows[0][0], rows[-1][0]):
+        if abs(stamp_ns) >= END_NS:
+            raise SourceError(
+                f"'{name}' has a pose at {stamp_ns * 1e-9:.3g} s: stamps are in seconds, those of "
+                'EuRoC in nanoseconds'
+            )
     values = torch.tensor([row[1:] for row in rows], dtype=torch.float64)
     lengths = values[:, 3:].norm(dim=1)
     wrong = ~(values.isfinite().all(1) & (lengths > 0.5) & (lengths < 2.0))
     if wrong.any():
         row = rows[int(wrong.nonzero()[0])]
-        raise SourceError(f"'{name}' has no pose at {row[0] * 1e-9:.3f} s: {list(row[1:])}")
+        raise _no_pose(name, row[0], row[1:])
     T = rigid(quaternion_to_matrix(values[:, 3:]), values[:, :3])
     return PoseTrack(name, np.array([row[0] for row in rows], np.int64), T.numpy(), body)
+
+
+def are_poses(T: np.ndarray) -> np.ndarray:
+    """Tell which of `T` (N, 4, 4) are rotations and positions that can be, (N,) bool."""
+    R, position = T[:, :3, :3], T[:, :3, 3]
+    with np.errstate(all='ignore'):
+        skew = np.abs(R @ np.swapaxes(R, 1, 2) - np.eye(3)).max(axis=(1, 2))
+        near = np.abs(position).max(axis=1) < _FARTHEST
+        return near & (skew < _SKEW) & (np.linalg.det(R) > 0)
+
+
+def _no_pose(name: str, stamp_ns: int, numbers: Sequence[float]) -> SourceError:
+    shown = ' '.join(f'{number:g}' for number in numbers)
+    return SourceError(
+        f"'{name}' has no pose at {stamp_ns * 1e-9:.3f} s but the numbers {shown}: take out what "
+        'is no pose'
+    )
 
 
 def find_truth(
@@ -81,11 +112,14 @@ def find_truth(
 
 def read_truth_file(path: Path, image_stamps_ns: Sequence[int]) -> PoseTrack:
     """Return the poses of a TUM, KITTI or EuRoC file; raise SourceError if it is none of them."""
-    rows = read_table(path)
+    rows, has_commas = _fields(path)
     if not rows:
         raise SourceError(f"'{path}' holds no poses")
     columns = {len(row) for row in rows}
     try:
+        # The trackers of EuRoC (vicon0, mocap0) leave out what follows the quaternion.
+        if has_commas and columns == {8} and abs(to_nanoseconds(rows[0][0])) >= END_NS:
+            return _euroc_track(path, rows)
         if columns == {8}:
             return pose_track(
                 str(path), [(to_nanoseconds(r[0]), *map(float, r[1:])) for r in rows]
@@ -93,8 +127,7 @@ def read_truth_file(path: Path, image_stamps_ns: Sequence[int]) -> PoseTrack:
         if columns == {12}:
             return _kitti_track(path, [[float(v) for v in r] for r in rows], image_stamps_ns)
         if len(columns) == 1 and columns.pop() > 12:
-            reordered = [(int(r[0]), *map(float, (*r[1:4], *r[5:8], r[4]))) for r in rows]
-            return pose_track(str(path), reordered)
+            return _euroc_track(path, rows)
     except SourceError:
         raise
     except (ValueError, OverflowError) as error:
@@ -107,16 +140,20 @@ def read_truth_file(path: Path, image_stamps_ns: Sequence[int]) -> PoseTrack:
 
 def read_table(path: Path) -> list[list[str]]:
     """Return the fields of all lines that hold data; separated by commas if there are any."""
+    return _fields(path)[0]
+
+
+def _fields(path: Path) -> tuple[list[list[str]], bool]:
+    """Return the fields of all lines that hold data, and whether commas separate them."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding='utf-8-sig')
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"'{path}' cannot be read: {error}") from None
-    separator = ',' if ',' in text else None
-    return [
-        [field.strip() for field in line.split(separator)]
-        for line in text.splitlines()
-        if line.strip() and not line.lstrip().startswith('#')
-    ]
+    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.lstrip().startswith('#')]
+    has_commas = any(',' in line for line in lines)
+    separator = ',' if has_commas else None
+    return [[field.strip() for field in line.split(separator)] for line in lines], has_commas
 
 
 def to_nanoseconds(seconds: str) -> int:
@@ -127,6 +164,11 @@ def to_nanoseconds(seconds: str) -> int:
     return int(whole) * 10**9 + int(fraction[:9].ljust(9, '0'))
 
 
+def _euroc_track(path: Path, rows: list[list[str]]) -> PoseTrack:
+    reordered = [(int(r[0]), *map(float, (*r[1:4], *r[5:8], r[4]))) for r in rows]
+    return pose_track(str(path), reordered)
+
+
 def _kitti_track(path: Path, rows: list[list[float]], stamps_ns: Sequence[int]) -> PoseTrack:
     if len(rows) != len(stamps_ns):
         raise SourceError(
@@ -135,6 +177,4 @@ def _kitti_track(path: Path, rows: list[list[float]], stamps_ns: Sequence[int]) 
         )
     T = np.tile(np.eye(4), (len(rows), 1, 1))
     T[:, :3] = np.reshape(rows, (-1, 3, 4))
-    if not np.isfinite(T).all():
-        raise SourceError(f"'{path}' holds a number that is not finite")
     return PoseTrack(str(path), np.array(stamps_ns, np.int64), T)

@@ -48,16 +48,12 @@ def match(
     stamps_ns: Sequence[int], T: np.ndarray, truth: PoseTrack, tolerance_s: float
 ) -> Matched:
     """
-    Return each pose with the true pose of its time; no pose is used twice.
+    Return each pose with the true pose of its time: the nearest pairs first, no pose twice.
 
     Raises MetricsError that shows both spans of time if there is no pair.
     """
     stamps_ns = np.asarray(stamps_ns, np.int64)
-    tolerance_ns = round(tolerance_s * 1e9)
-    if len(truth.stamps_ns) < len(stamps_ns):
-        theirs, ours = associate(truth.stamps_ns, stamps_ns, tolerance_ns)
-    else:
-        ours, theirs = associate(stamps_ns, truth.stamps_ns, tolerance_ns)
+    ours, theirs = _pairs(stamps_ns, truth.stamps_ns, round(tolerance_s * 1e9))
     if not len(ours):
         raise MetricsError(
             f"no pose of '{truth.name}' lies within {tolerance_s:g} s of an image: images "
@@ -65,6 +61,26 @@ def match(
         )
     gaps = np.abs(stamps_ns[ours] - truth.stamps_ns[theirs])
     return Matched(stamps_ns[ours], T[ours], truth.T[theirs], float(gaps.max() * 1e-9))
+
+
+def _pairs(
+    stamps_ns: np.ndarray, true_stamps_ns: np.ndarray, tolerance_ns: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return index arrays of stamps, ascending, and of their partners; no index is there twice."""
+    ours, theirs = np.arange(len(stamps_ns)), np.arange(len(true_stamps_ns))
+    partner = np.full(len(stamps_ns), -1)
+    while True:
+        i, j = associate(stamps_ns[ours], true_stamps_ns[theirs], tolerance_ns)
+        if not len(i):
+            found = np.flatnonzero(partner >= 0)
+            return found, partner[found]
+        nearest = np.full(len(theirs), -1)
+        their_i, our_i = associate(true_stamps_ns[theirs], stamps_ns[ours], tolerance_ns)
+        nearest[their_i] = our_i
+        mutual = nearest[j] == i  # the others look for another one among those that are left
+        i, j = i[mutual], j[mutual]
+        partner[ours[i]] = theirs[j]
+        ours, theirs = np.delete(ours, i), np.delete(theirs, j)
 
 
 def _span(stamps_ns: np.ndarray) -> str:

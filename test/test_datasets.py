@@ -133,6 +133,11 @@ def test_a_data_set_without_poses(tmp_path):
     assert find_truth(tmp_path, open_source(tmp_path)) is None
 
 
+def test_a_stamp_of_zero_is_one_that_ros_takes_for_set(tmp_path):
+    (tum(tmp_path) / 'rgb.txt').write_text('0.0 rgb/b.png\n0.1 rgb/a.png\n')
+    assert [stamp for stamp, _ in open_source(tmp_path)] == [1, SECOND // 10]
+
+
 def test_an_ordinary_folder_is_none(tmp_path):
     save(tmp_path / 'a.png', 0)
     assert open_dataset(tmp_path) is None
@@ -171,6 +176,32 @@ def break_mount(folder):
     (euroc(folder) / 'mav0' / 'cam0' / 'sensor.yaml').write_text('T_BS: [1, 2]\n')
 
 
+def break_mount_singular(folder):
+    (euroc(folder) / 'mav0' / 'cam0' / 'sensor.yaml').write_text(f'T_BS: {{data: {[0] * 16}}}\n')
+
+
+def break_calibration_singular(folder):
+    (kitti(folder) / 'calib.txt').write_text('P2:' + ' 0' * 12 + '\n')
+    return folder / 'sequences' / '07'
+
+
+def break_unit_of_stamps(folder):
+    index = tum(folder) / 'rgb.txt'
+    index.write_text('1305031452791720000 rgb/b.png\n1305031453791720000 rgb/a.png\n')
+
+
+def break_first_stamp(folder):
+    (tum(folder) / 'rgb.txt').write_text('-1.25 rgb/b.png\n')
+
+
+def break_first_pose(folder):
+    (seven_scenes(folder) / 'frame-000000.pose.txt').unlink()
+
+
+def break_rotation(folder):
+    np.savetxt(seven_scenes(folder) / 'frame-000001.pose.txt', np.zeros((4, 4)))
+
+
 def break_pose(folder):
     (seven_scenes(folder) / 'frame-000001.pose.txt').write_text('1 2 3\n')
 
@@ -185,6 +216,12 @@ def break_pose(folder):
         (break_times, '3 images and 2 stamps'),
         (break_calibration, 'calib.txt.* missing'),
         (break_mount, 'sensor.yaml.*T_BS'),
+        (break_mount_singular, 'sensor.yaml.*T_BS'),
+        (break_calibration_singular, 'calib.txt.* no line P2'),
+        (break_unit_of_stamps, 'image at 1.31e.18 s: stamps are in seconds'),
+        (break_first_stamp, 'image at -1.25 s'),
+        (break_first_pose, 'frame-000000.pose.txt.*four by four'),
+        (break_rotation, 'frame-000001.pose.txt.*four by four'),
         (break_pose, 'frame-000001.pose.txt.*four by four'),
     ],
 )

@@ -148,6 +148,30 @@ def test_each_pose_is_used_once():
     assert matched.largest_gap_s == 0
 
 
+@pytest.mark.parametrize('seed', range(20))
+def test_the_nearest_pairs_come_first(seed):
+    """Images or poses may be the denser ones, also in a part of the recording only."""
+    random = np.random.default_rng(seed)
+    ours, theirs = (np.unique(random.integers(0, 10**6, random.integers(1, 60))) for _ in 'ab')
+    matched = match(ours, straight(len(ours)), PoseTrack('t', theirs, straight(len(theirs))), 1e-4)
+    gaps = np.abs(ours[:, None] - theirs[None])
+    expected, used = {}, set()
+    for i, j in zip(*np.unravel_index(np.argsort(gaps, axis=None), gaps.shape), strict=True):
+        if gaps[i, j] <= 10**5 and i not in expected and j not in used:
+            expected[i] = j
+            used.add(j)
+    assert matched.stamps_ns.tolist() == [ours[i] for i in sorted(expected)]
+    indices = np.rint(matched.T_true[:, 0, 3] / 0.1).astype(int)
+    assert indices.tolist() == [expected[i] for i in sorted(expected)]
+
+
+def test_dense_truth_over_a_part_does_not_count_an_image_twice():
+    track = PoseTrack('mocap', 2 * SECOND + np.arange(90) * SECOND // 100, straight(90))
+    matched = match(stamps(100), straight(100), track, 0.02)
+    assert matched.stamps_ns.tolist() == stamps(100)[19:28].tolist() + [stamps(100)[28]]
+    assert len(set(matched.stamps_ns.tolist())) == len(matched.stamps_ns)
+
+
 def test_a_tolerance_is_kept_and_the_gap_reported():
     late = stamps(10) + np.array([0, 0, 0, 15, 0, 0, 30, 0, 0, 0]) * 10**6
     matched = match(stamps(10), straight(10), PoseTrack('truth', late, straight(10)), 0.02)
