@@ -13,10 +13,11 @@ import resource
 import time
 
 from lingbot_map.camera_model import Camera
-from lingbot_map.engine import StreamEngine, StreamLimitError
+from lingbot_map.engine import NotFiniteError, StreamEngine, StreamLimitError
 from lingbot_map.frame import FrameResult
 from lingbot_map.image_mask import ImageMask
 from lingbot_map.map_frame import MapFrame
+from lingbot_map.memory_fit import MemoryLimitError
 from lingbot_map.sources import SourceError
 from lingbot_map.turning import turn_picture, turn_rotation
 from lingbot_map.view import View
@@ -154,7 +155,7 @@ class _Feed:
             self.size = (width, height)
             self._view = self._viewing.view(self.size)
             start = time.perf_counter()
-            self._engine.warm_up(*self._view.upright_size[::-1])
+            self._warm_up(*self._view.upright_size[::-1])
             self._sequence = self._engine.sequence
             self._warm_up_s = time.perf_counter() - start
         elif self.size != (width, height):
@@ -163,9 +164,20 @@ class _Feed:
                 f'{self.size[0]}x{self.size[1]}: evaluate them apart, with --start and --duration'
             )
 
+    def _warm_up(self, height: int, width: int) -> None:
+        try:
+            self._engine.warm_up(height, width)
+        except MemoryLimitError:
+            raise
+        except ValueError as error:  # no shape for the network
+            raise SourceError(str(error)) from None
+
     def _timed(self, call: Callable[..., list[FrameResult]], *arguments) -> list[FrameResult]:
         start = time.perf_counter()
-        results = call(*arguments)
+        try:
+            results = call(*arguments)
+        except NotFiniteError as error:
+            raise SourceError(str(error)) from None
         elapsed_s = time.perf_counter() - start
         self._engine_s += elapsed_s
         if self._initialized:

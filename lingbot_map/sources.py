@@ -23,6 +23,7 @@ IMAGE_SUFFIXES = ('.bmp', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')
 BAG_SUFFIXES = ('.bag', '.db3', '.mcap')
 DEFAULT_FRAME_ID = 'camera_optical_frame'
 DEFAULT_FPS = 10.0
+_LEAST_FPS, _MOST_FPS = 1e-3, 1e3  # beyond them stamps leave the range of ROS, or coincide
 
 _EXIF_ORIENTATION = 0x0112
 _VIDEO_ENDS_EARLY = 0.9  # containers only estimate their count; far below it, it is cut short
@@ -68,8 +69,10 @@ def open_source(path: str | os.PathLike, image_topic: str = '', fps: float = 0.0
 def _open_source(path: Path, image_topic: str, fps: float) -> Source:
     if not path.exists():
         raise SourceError(f"'{path}' does not exist")
-    if not 0 <= fps < float('inf'):
-        raise SourceError(f'fps is {fps}: set it to a positive number')
+    if any(0xD800 <= ord(letter) < 0xE000 for letter in str(path.resolve())):
+        raise SourceError(f'the name {os.fsencode(path)!r} is not UTF-8: rename it')
+    if fps and not _LEAST_FPS <= fps <= _MOST_FPS:
+        raise SourceError(f'fps is {fps}: set it to {_LEAST_FPS:g} to {_MOST_FPS:g} Hz')
     if is_bag(path):
         if fps:
             raise SourceError(f"'{path}' is a bag with stamps of its own: leave fps out")

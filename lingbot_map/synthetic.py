@@ -1,11 +1,11 @@
 """Rendered rooms with exact depth, poses and intrinsics: training data, test set, sample bag."""
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 import sys
 
+from lingbot_map.arguments import Parser
 from lingbot_map.room_paths import slowed
 from lingbot_map.room_rendering import Clip, render_clips, render_rooms
 from lingbot_map.room_statistics import clip_quantities, MARKS
@@ -29,7 +29,7 @@ SAMPLE_FRAMES = 200
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print statistics of the test set, draw a preview, write the sample bag; return 0 or 1."""
-    parser = argparse.ArgumentParser(prog='python3 -m lingbot_map.synthetic', description=__doc__)
+    parser = Parser(prog='python3 -m lingbot_map.synthetic', description=__doc__)
     parser.add_argument(
         '--statistics',
         action='store_true',
@@ -45,10 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _write_preview(options.preview)
         if options.bag:
             _write_bag(options.bag)
+        return _print_statistics() if options.statistics else 0
     except (OSError, ValueError) as error:
         sys.stderr.write(f'error: {error}\n')
         return 1
-    return _print_statistics() if options.statistics else 0
+    except KeyboardInterrupt:
+        sys.stderr.write('interrupted\n')
+        return 1
 
 
 def _print_statistics():

@@ -10,9 +10,11 @@ import argparse
 from dataclasses import replace
 import os
 from pathlib import Path
+from pickle import UnpicklingError
 import sys
 import time
 
+from lingbot_map.arguments import Parser
 from lingbot_map.checkpoint import CheckpointError, load_model
 from lingbot_map.flex import MAX_FRAMES
 from lingbot_map.room_evaluation import evaluate_rooms, summary
@@ -39,11 +41,20 @@ def train(args: argparse.Namespace) -> None:
     trainer = Trainer(model, device)
     state_file = args.out / 'state.pt'
     if args.resume:
-        trainer.load(torch.load(state_file, map_location='cpu', weights_only=True))
+        _resume(trainer, state_file)
     torch.manual_seed(1000 * trainer.step + trainer.rank)
     _run(trainer, args, state_file)
     if distributed.is_initialized():
         distributed.destroy_process_group()
+
+
+def _resume(trainer: Trainer, file: Path) -> None:
+    try:
+        trainer.load(torch.load(file, map_location='cpu', weights_only=True))
+    except (EOFError, LookupError, RuntimeError, TypeError, UnpicklingError, ValueError) as error:
+        raise CheckpointError(
+            f"'{file}' is damaged or no state of a training: start without --resume"
+        ) from error
 
 
 def _run(trainer: Trainer, args: argparse.Namespace, state_file: Path) -> None:
@@ -127,7 +138,7 @@ def _say(text: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog='python3 -m lingbot_map.train', description=__doc__.strip().splitlines()[0]
     )
     parser.add_argument('--evaluate', action='store_true', help='score weights on the test rooms')
@@ -170,6 +181,8 @@ def main() -> None:
         evaluate(args) if args.evaluate else train(args)
     except (CheckpointError, OSError) as error:
         raise SystemExit(f'lingbot_map.train: {error}') from error
+    except KeyboardInterrupt:
+        raise SystemExit('lingbot_map.train: interrupted') from None
 
 
 if __name__ == '__main__':

@@ -95,13 +95,15 @@ def _check_rerun(rerun: Path | None, recordings: int) -> None:
         return
     if recordings > 1:
         raise SettingsError(f"--rerun '{rerun}' is one file: evaluate one recording with it")
+    if rerun.is_dir():
+        raise SettingsError(f"--rerun '{rerun}' is a folder: add the name of a file")
     require_rerun()
 
 
 def _evaluate_all(recordings: list[Recording], todo: list[Recording], job: Job) -> int:
     load_once = functools.cache(lambda: load(job.settings))  # once the first input is checked
     done = [recording for recording in recordings if recording not in todo]
-    interrupted = False
+    stopped = False
     for recording in done:
         _say(f'{recording.name}: finished before, skipped')
     for recording in todo:
@@ -112,14 +114,22 @@ def _evaluate_all(recordings: list[Recording], todo: list[Recording], job: Job) 
             continue
         except KeyboardInterrupt:
             say_error(f'{recording.name}: interrupted, it starts again next time')
-            interrupted = True
+            stopped = True
+            break
+        except OSError as error:  # the disk is full, and would be for the next ones
+            reason = error.strerror or error
+            say_error(
+                f"{recording.name}: '{job.out}' cannot be written ({reason}): make room, then run "
+                'the command again'
+            )
+            stopped = True
             break
         done.append(recording)
         _write_tables([r for r in recordings if r in done], job.out)
     if len(done) < len(recordings) > 1:
         kept = f"{len(done)} of {len(recordings)} recordings are finished and kept in '{job.out}'"
         say_error(kept if done else 'nothing was written')
-    return 0 if len(done) == len(recordings) else 1 if done or interrupted else 2
+    return 0 if len(done) == len(recordings) else 1 if done or stopped else 2
 
 
 def _evaluate_one(planned: Plan, load_once: Callable[[], Loaded], job: Job) -> None:

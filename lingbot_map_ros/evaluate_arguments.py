@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 import sys
 
+from lingbot_map.arguments import Parser
 from lingbot_map.ground_truth import NO_TRUTH
 from lingbot_map_ros.evaluate_engine import versions
 from lingbot_map_ros.evaluate_settings import (
@@ -19,9 +20,9 @@ from lingbot_map_ros.evaluate_settings import (
 PROGRAM = 'lingbot_map_evaluate'
 
 
-def make_parser(description: str) -> argparse.ArgumentParser:
+def make_parser(description: str) -> Parser:
     """Return the parser of the program's command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=PROGRAM,
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,

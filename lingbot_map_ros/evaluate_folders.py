@@ -9,6 +9,7 @@ import fcntl
 import os
 from pathlib import Path
 import shutil
+import tempfile
 
 from lingbot_map.sources import Source
 from lingbot_map_ros.evaluate_settings import read_config, SettingsError
@@ -45,6 +46,7 @@ def only_writer(out: Path) -> Iterator[None]:
     made = not out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()  # permissions alone do not tell
         descriptor = os.open(out, os.O_RDONLY)
     except OSError as error:
         raise SettingsError(f"--out: '{out}' cannot be written: {error.strerror}") from None
@@ -67,7 +69,7 @@ def is_finished(out: Path, recording: Recording, settings: dict) -> bool:
     if not (folder / RUN_FILE).is_file():
         raise SettingsError(f"'{folder}' exists and is no evaluation: choose another --out")
     content = read_config(folder / RUN_FILE)
-    now = {'path': str(recording.path), 'bytes': size_of(recording.path)}
+    now = {'path': str(recording.path), 'bytes': size_of(recording.path, out)}
     changed = [
         f'{name} {before.get(name)!r} -> {value!r}'
         for before, after in ((content['input'], now), (content['settings'], settings))
@@ -99,8 +101,10 @@ def whole_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def size_of(path: Path) -> int:
-    """Return the size of a file, or of all files below a folder."""
+def size_of(path: Path, out: Path) -> int:
+    """Return the size of a file, or of all files below a folder but results below `out`."""
     if path.is_file():
         return path.stat().st_size
-    return sum(file.stat().st_size for file in path.rglob('*') if file.is_file())
+    results = out.resolve()
+    files = (file for file in path.rglob('*') if results not in file.parents and file.is_file())
+    return sum(file.stat().st_size for file in files)

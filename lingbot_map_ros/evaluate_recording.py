@@ -119,15 +119,15 @@ def evaluate(
         if not len(run.stamps_ns):
             raise SourceError('the network gave no finite pose: nothing to write')
         times = timing_values(timing, run, device)
-        outputs.write(run, times, _complete_record(planned, engine, record))
+        outputs.write(run, times, _complete_record(planned, engine, record, out.parent))
 
 
-def _complete_record(planned: Plan, engine: StreamEngine, record: dict) -> dict:
+def _complete_record(planned: Plan, engine: StreamEngine, record: dict, out: Path) -> dict:
     """Return the content of run.yaml; paths in it are absolute, so that it works anywhere."""
     path, source = planned.recording.path, planned.recording.source
     described = {
         'path': str(path),
-        'bytes': size_of(path),
+        'bytes': size_of(path, out),
         'images': len(planned.pictures.stamps_ns),
         'skipped': source.skipped,
     }

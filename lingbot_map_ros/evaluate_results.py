@@ -55,7 +55,8 @@ def measure(planned: Plan, run: Run) -> Result:
             settings['tolerance'], settings['rpe_frames'], settings['rpe_metres']
         )
         figures, lines = score(matched, options)
-        notes += [*lines, *_mount_note(planned)]
+        notes += [*_coverage_note(len(matched.stamps_ns), run.images), *lines]
+        notes += _mount_note(planned)
         to_truth = _alignment(matched)
         metrics['ground_truth'] = {
             'name': truth.name,
@@ -68,6 +69,13 @@ def measure(planned: Plan, run: Run) -> Result:
         metrics |= figures
     metrics['notes'] = notes
     return Result(planned.recording.name, run, metrics, notes, matched, to_truth)
+
+
+def _coverage_note(matched: int, images: int) -> list[str]:
+    """Say that the figures are about a small part, which may make them look good."""
+    if 2 * matched >= images:
+        return []
+    return [f'Only {matched} of {images} images have a true pose: the figures are about these.']
 
 
 def _mount_note(planned: Plan) -> list[str]:
@@ -105,7 +113,7 @@ def illustrate(
     pictures = {
         'map.png': (
             'The map, from above and from the side',
-            render_map(points, positions, truth_xyz, title),
+            render_map(points, positions, truth_xyz, title.replace('$', r'\$')),  # no formula
         ),
         'trajectory.png': (
             'The path' + (', the ground truth aligned to it by Sim(3)' if to_truth else ''),

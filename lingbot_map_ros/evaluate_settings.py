@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+import math
 from pathlib import Path
 
 from lingbot_map.depth_export import FORMS
@@ -67,7 +68,7 @@ _OWN = {
         'with the recording.'),
     'gt_frame': Spec('', 'Child frame of the pose to take, when ground truth is a tf topic.'),
     'gt_offset': Spec(0.0, 'Added to the stamps of the ground truth.', unit='s',
-                      low=-1e10, high=1e10),
+                      low=-2e9, high=2e9),
     'tolerance': Spec(0.02, 'Greatest difference between the stamps of an image and its true '
                       'pose.', unit='s', low=0.0, high=10.0),
     'depth': Spec('off', 'Also write the depth of every keyframe.', choices=FORMS),
@@ -124,7 +125,7 @@ def flag(name: str) -> str:
 
 def complete(values: Mapping[str, object]) -> dict[str, Value | list]:
     """Return all settings, checked, with defaults where `values` has none; raise SettingsError."""
-    unknown = sorted(values.keys() - SPECS.keys() - LISTS.keys())
+    unknown = sorted(map(str, values.keys() - SPECS.keys() - LISTS.keys()))
     if unknown:
         raise SettingsError(f"'{unknown[0]}' is not a setting of the evaluation")
     if values.get('compile_mode') in _REFUSED_MODES:
@@ -146,6 +147,8 @@ def complete(values: Mapping[str, object]) -> dict[str, Value | list]:
 def _checked_list(name: str, values: object, kind: type, count: int | str) -> list:
     if not isinstance(values, list) or not all(type(v) in (int, kind) for v in values):
         raise SettingsError(f"'{name}' is {values!r}: it must be a list of numbers")
+    if not all(map(math.isfinite, values)):
+        raise SettingsError(f"'{name}' is {values}: its numbers must be finite")
     if count == '+' and not (values and all(value > 0 for value in values)):
         raise SettingsError(f"'{name}' is {values}: it needs one or more positive numbers")
     if count == 7 and values and (len(values) != 7 or not 0.5 < _length(values[3:]) < 2):
@@ -168,9 +171,17 @@ def read_node_params(path: Path) -> dict[str, object]:
     content, found = _load_yaml(path), {}
     if not isinstance(content, dict) or not all(isinstance(v, dict) for v in content.values()):
         raise SettingsError(f"'{path}' is not a ROS parameter file")
-    for node, values in content.items():
-        if str(node).rpartition('/')[2] in ('**', 'lingbot_map'):
-            found |= _flat(values.get('ros__parameters') or {})
+    ours = [node for node in content if str(node).rpartition('/')[2] in ('**', 'lingbot_map')]
+    if not ours:
+        raise SettingsError(
+            f"'{path}' sets nothing for the node lingbot_map: its nodes are "
+            f'{", ".join(map(str, content)) or "none"}'
+        )
+    for node in ours:
+        values = content[node].get('ros__parameters') or {}
+        if not isinstance(values, dict):
+            raise SettingsError(f"'{path}' is not a ROS parameter file: {node} has no parameters")
+        found |= _flat(values)
     return {name: value for name, value in found.items() if name in PARAMETERS and name in SPECS}
 
 

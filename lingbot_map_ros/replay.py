@@ -11,7 +11,6 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-import math
 from pathlib import Path
 import signal
 import sys
@@ -19,6 +18,7 @@ import tempfile
 import threading
 import time
 
+from lingbot_map.arguments import Parser
 from lingbot_map.config import MODEL_PRESETS
 from lingbot_map.ground_truth import find_truth, PoseTrack
 from lingbot_map.metrics import MetricsError
@@ -45,6 +45,7 @@ from tqdm import tqdm
 PROGRAM = 'lingbot_map_replay'
 IN_FLIGHT = 1
 _CLOSE_S = 5.0
+_LEAST_RATE, _MOST_RATE = 1e-3, 1e3
 
 
 class BadInput(ValueError):
@@ -68,8 +69,8 @@ def main(argv: list[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has them ignored
         signal.signal(number, signal.default_int_handler)
     argv = sys.argv if argv is None else [PROGRAM, *argv]
-    args = _parser().parse_args(remove_ros_args(argv)[1:])
     try:
+        args = _parser().parse_args(_without_ros_args(argv)[1:])
         job = _check(args)
         _init_ros(args, argv)
         return _replay(job, args)
@@ -86,8 +87,8 @@ def main(argv: list[str] | None = None) -> int:
         rclpy.try_shutdown()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog=PROGRAM,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -107,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         help='pose topic of the bag, or TUM, KITTI or EuRoC file, to compare with, or none '
         '(what comes with the recording)',
     )
+    add('--gt-frame', default='', metavar='F', help='child frame to take of a tf topic')
     add('--frame-id', metavar='F', help="of the images (the bag's, or camera_optical_frame)")
     add(
         '--fps',
@@ -133,8 +135,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(args: argparse.Namespace) -> Job:
-    if not 0 <= args.rate < math.inf:
-        raise BadInput(f'--rate is {args.rate}: set it to a positive number')
+    if args.rate and not _LEAST_RATE <= args.rate <= _MOST_RATE:
+        raise BadInput(f'--rate is {args.rate}: set it to {_LEAST_RATE:g} to {_MOST_RATE:g}')
     if args.params is not None and not args.params.is_file():
         raise BadInput(f"--params: '{args.params}' is not a file")
     if args.compare is not None and not (args.compare / TRAJECTORY).is_file():
@@ -143,7 +145,7 @@ def _check(args: argparse.Namespace) -> Job:
             'lingbot_map_evaluate wrote for this recording'
         )
     source = open_source(args.source, args.image_topic, args.fps)
-    truth = find_truth(args.source, source, args.ground_truth)
+    truth = find_truth(args.source, source, args.ground_truth, args.gt_frame)
     path = args.source.resolve()
     name = path.name if path.is_dir() else path.stem
     out = args.out or Path('results') / name
@@ -162,13 +164,25 @@ def _check_writable(out: Path) -> None:
         raise BadInput(f"--out: '{existing}' is not a folder that can be written") from None
 
 
+def _without_ros_args(argv: list[str]) -> list[str]:
+    try:
+        return remove_ros_args(argv)
+    except RuntimeError as error:  # what rclpy raises for arguments that it cannot read
+        raise BadInput(_ros_reason(error)) from None
+
+
 def _init_ros(args: argparse.Namespace, argv: list[str]) -> None:
     params = [] if args.params is None else ['--ros-args', '--params-file', str(args.params)]
     try:
         # Signals stay Python's: what has been played by then is still written.
         rclpy.init(args=argv + params, signal_handler_options=SignalHandlerOptions.NO)
-    except RuntimeError as error:  # what rclpy raises for arguments that it cannot read
-        raise BadInput(' '.join(str(error).split(', at ')[0].split())) from None
+    except RuntimeError as error:
+        raise BadInput(_ros_reason(error)) from None
+
+
+def _ros_reason(error: RuntimeError) -> str:
+    """Return the text of an error of rclpy in one line, without the places in its source."""
+    return ' '.join(str(error).split(', at ')[0].split())
 
 
 def _replay(job: Job, args: argparse.Namespace) -> int:
@@ -200,6 +214,7 @@ def _overrides(args: argparse.Namespace) -> list[Parameter]:
     values = {
         'autostart': False,
         'motion_gate': False,  # every image gets its pose
+        'image_transport': 'raw',  # as the player sends them
         'queue': 'latest' if args.rate else 'lossless',
         'checkpoint': args.checkpoint,
         'model': args.model,
@@ -264,7 +279,8 @@ def _conclude(
     comparisons = results.Comparisons(comparison, live_check)
     summary = results.summarize(player, job.source, comparisons, settings | {'rate': job.rate})
     random = settings['checkpoint'] == 'random'
-    title = f'{job.name}: {summary.frames_out} poses' + (', random weights' if random else '')
+    name = job.name.replace('$', r'\$')  # or matplotlib takes it for a formula
+    title = f'{name}: {summary.frames_out} poses' + (', random weights' if random else '')
     results.write(
         job.out, title, summary, results.Drawing(stamps_ns, T_map_cam, points, comparison)
     )

@@ -103,6 +103,30 @@ def test_a_recording_without_truth(tmp_path, engines):
     assert not engines[0]._params.motion_gate  # which would leave out images
 
 
+def test_results_inside_the_recording_are_no_part_of_it(tmp_path, engines, capsys):
+    for i in range(3):
+        Image.new('RGB', (56, 42), (i, 0, 0)).save(tmp_path / f'{i}.png')
+    assert run(tmp_path / 'results', tmp_path) == 0
+    assert run(tmp_path / 'results', tmp_path) == 0
+    assert 'finished before, skipped' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('name', ['run_$a_{1$', r'cost $\frac$', 'ein Flur', '<b>&amp;'])
+def test_any_name_can_be_drawn(name, tmp_path, engines):
+    bag = write_bag(tmp_path / 'bag', images(3)).rename(tmp_path / name)
+    assert run(tmp_path / 'out', bag) == 0
+    assert name in Page((tmp_path / 'out' / name / 'report.html').read_text()).text
+
+
+@pytest.mark.parametrize(('poses', 'said'), [(2, True), (5, False)])
+def test_truth_about_a_small_part_is_said(poses, said, tmp_path, engines, capsys):
+    bag = write_bag(tmp_path / 'walk', images(9) + truth(poses))
+    assert run(tmp_path / 'out', bag) == 0
+    line = f'Only {poses} of 9 images have a true pose'
+    assert any(line in note for note in metrics(tmp_path / 'out' / 'walk')['notes']) == said
+    assert (line in capsys.readouterr().out) == said
+
+
 def test_what_is_chosen_and_exported(tmp_path, engines):
     bag = truth_bag(tmp_path / 'walk')
     options = ['--every', '2', '--start', '1', '--max-frames', '3', '--colmap', '--depth', 'png']

@@ -4,6 +4,7 @@ from dataclasses import replace
 import fcntl
 import os
 import re
+import resource
 import sys
 
 from bag_writer import NOETIC, odometry, raw_image, write_bag, write_ros1_bag
@@ -159,6 +160,43 @@ def bad_param(tmp_path):
     ], "'points.stride' is 0"
 
 
+def params_of_another_node(tmp_path):
+    (tmp_path / 'node.yaml').write_text('/front_map: {ros__parameters: {scale: 2.0}}\n')
+    arguments = [truth_bag(tmp_path / 'bag'), '--params', tmp_path / 'node.yaml']
+    return arguments, 'nothing for the node lingbot_map: its nodes are /front_map'
+
+
+def params_that_are_none(tmp_path):
+    (tmp_path / 'node.yaml').write_text('/**: {ros__parameters: 5}\n')
+    arguments = [truth_bag(tmp_path / 'bag'), '--params', tmp_path / 'node.yaml']
+    return arguments, 'not a ROS parameter file'
+
+
+def endless_length(tmp_path):
+    return [truth_bag(tmp_path / 'bag'), '--rpe-metres', '1', 'inf'], "'rpe_metres' .* finite"
+
+
+def mount_that_is_no_number(tmp_path):
+    arguments = [truth_bag(tmp_path / 'bag'), '--body-to-camera', 'nan', *'000001']
+    return arguments, "'body_to_camera' .* finite"
+
+
+def mount_beyond_the_sky(tmp_path):
+    arguments = [truth_bag(tmp_path / 'bag'), '--body-to-camera', '1e200', *'000001']
+    return arguments, 'no pose at 50.000 s'
+
+
+def offset_beyond_time(tmp_path):
+    return [truth_bag(tmp_path / 'bag'), '--gt-offset', '1e10'], "'gt_offset' is"
+
+
+def unknown_settings(tmp_path):
+    content = {'input': {'path': str(truth_bag(tmp_path / 'bag'))},
+               'settings': {'speed': 9, 1: 2}, 'resolved': {}, 'versions': {}}  # fmt: skip
+    (tmp_path / 'run.yaml').write_text(yaml.safe_dump(content))
+    return ['--config', tmp_path / 'run.yaml'], "'1' is not a setting"
+
+
 def unknown_setting(tmp_path):
     content = {'input': {'path': str(truth_bag(tmp_path / 'bag'))}, 'settings': {'speed': 9},
                'resolved': {}, 'versions': {}}  # fmt: skip
@@ -177,6 +215,10 @@ def one_rerun_for_two(tmp_path):
     return [*bags, '--rerun', tmp_path / 'x.rrd'], 'is one file'
 
 
+def rerun_into_a_folder(tmp_path):
+    return [truth_bag(tmp_path / 'bag'), '--rerun', tmp_path], 'is a folder: add the name'
+
+
 def twice(tmp_path):
     return [truth_bag(tmp_path / 'bag')] * 2, 'named twice'
 
@@ -186,8 +228,10 @@ BAD_INPUTS = (
     bad_truth_file, damaged_picture, another_size, nothing_left, missing, empty_folder, no_input,
     timed_kernels, bad_value, no_room_to_roll_over, memory_that_stops, bad_mount, bad_mask,
     bad_camera_info, bad_config, foreign_config,
-    missing_params, bad_params, bad_param, unknown_setting, one_truth_for_two, one_rerun_for_two,
-    twice,
+    missing_params, bad_params, params_of_another_node, params_that_are_none, endless_length,
+    mount_that_is_no_number, mount_beyond_the_sky, offset_beyond_time, bad_param, unknown_setting,
+    unknown_settings, one_truth_for_two, one_rerun_for_two,
+    rerun_into_a_folder, twice,
 )  # fmt: skip
 
 
@@ -202,6 +246,61 @@ def test_bad_input_is_one_line_and_2(make, tmp_path, capfd, monkeypatch):
     assert lines[1:] == []
     assert not any('Traceback' in line for line in err)
     assert not (tmp_path / 'out').exists()
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'words'),
+    [
+        (['--points.stride', 'abc'], "invalid int value: 'abc'"),
+        (['--speed', '9'], 'unrecognized arguments: --speed 9'),
+        (['--body-to-camera', '1', '2'], '--body-to-camera: expected 7 arguments'),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_2(arguments, words, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run(tmp_path / 'out', truth_bag(tmp_path / 'bag'), *arguments)
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and words in error and error.count('\n') == 1
+
+
+def test_small_negative_numbers_are_values(tmp_path, monkeypatch):
+    use_fake(monkeypatch, [])
+    mount = ['-1e-3', '-2.5e-4', '0', '0', '0', '-1e-05', '1']
+    flags = ['--gt-offset', '-1e-3', '--body-to-camera', *mount]
+    assert run(tmp_path / 'out', truth_bag(tmp_path / 'bag'), *flags) == 0
+    settings = record(tmp_path / 'out' / 'bag')['settings']
+    assert settings['gt_offset'] == -1e-3 and settings['body_to_camera'] == [*map(float, mount)]
+
+
+def test_images_without_a_shape_for_the_network(tmp_path, capsys):
+    bag = write_bag(tmp_path / 'bag', images(3, size=(500, 4)))
+    assert run(tmp_path / 'out', bag) == 2
+    assert 'bag: image size 500x4 is too wide' in capsys.readouterr().err
+
+
+def test_a_folder_where_nothing_can_be_written_shows_before_the_work(
+    tmp_path, capsys, monkeypatch
+):
+    made = []
+    use_fake(monkeypatch, made)
+    assert run('/proc', truth_bag(tmp_path / 'bag')) == 2
+    assert "--out: '/proc' cannot be written" in capsys.readouterr().err and not made
+
+
+def test_a_disk_that_fills_up_keeps_what_is_done(tmp_path, capsys, monkeypatch):
+    use_fake(monkeypatch, [])
+    bags, out = [truth_bag(tmp_path / name) for name in 'ab'], tmp_path / 'out'
+    assert run(out, bags[0]) == 0
+    _, most = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, most))  # of any file; a report is larger
+    try:
+        assert run(out, *bags) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    err = capsys.readouterr().err
+    assert f"b: '{out}' cannot be written (File too large): make room" in err
+    assert '1 of 2 recordings are finished and kept' in err
+    assert [f.name for f in out.iterdir()] == ['a']
 
 
 def test_weights_that_do_not_exist(tmp_path, capsys):

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 from fake_engine import DEPTH, FakeEngine, turned
 from lingbot_map.camera_model import Camera
+from lingbot_map.checkpoint import load_model
 from lingbot_map.colmap import ColmapModel
 from lingbot_map.config import StreamConfig
 from lingbot_map.depth_export import DepthExport
@@ -91,6 +92,14 @@ def test_a_pose_that_is_not_finite_is_left_out():
 
     run, _ = run_recording(fake(pose=pose), pictures(6))
     assert run.images == 6 and [s // SECOND for s in run.stamps_ns] == [1, 2, 3, 5, 6]
+
+
+def test_a_scale_batch_that_is_not_finite_is_said():
+    model = load_model('demo', '')
+    model.camera_head.pose_branch.fc2.bias.data[0] = torch.nan
+    engine = StreamEngine(model, StreamConfig(num_scale_frames=2, image_width=56))
+    with pytest.raises(SourceError, match='no finite poses for the 2 images'):
+        run_recording(engine, pictures(3))
 
 
 def test_a_change_of_size_is_named():

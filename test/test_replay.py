@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from bag_writer import odometry, raw_image, write_bag
+from bag_writer import odometry, raw_image, tf_message, transform_stamped, write_bag
 from fake_engine import DEPTH, FakeEngine, straight, turned
 from geometry_msgs.msg import Quaternion, TransformStamped, Vector3
 from lingbot_map_ros import replay
@@ -126,7 +126,7 @@ def mount():
     x, y, z, w = TURN_XYZW
     where.transform.rotation = Quaternion(x=x, y=y, z=z, w=w)
     StaticTransformBroadcaster(node).sendTransform(where)
-    yield
+    yield node
     node.destroy_node()
     rclpy.shutdown(context=context)
 
@@ -134,7 +134,12 @@ def mount():
 def test_trajectory_is_the_cameras_also_if_odometry_is_the_robots(
     folder, params, tmp_path, fake_engine, mount
 ):
-    fake_engine(before_push=lambda _: time.sleep(0.05))
+    def wait_for_listeners(_):
+        while mount.count_subscribers('/tf_static') < 2:  # node and player
+            time.sleep(0.01)
+        time.sleep(0.05)
+
+    fake_engine(before_push=wait_for_listeners)
     options = params(tf_mode='map_to_base', scale=2.0, num_scale_frames=4)
     code, summary, poses = run(folder(12), tmp_path, '--params', options)
     assert code == 0 and summary['frames_out'] == summary['heard']['transforms'] == 12
@@ -253,6 +258,30 @@ def test_a_bag_is_compared_with_its_ground_truth(params, tmp_path, fake_engine, 
     assert 'ATE after Sim(3) alignment: rmse 0.000 m' in capsys.readouterr().out
 
 
+def test_a_frame_of_a_tf_topic_is_chosen(params, tmp_path, fake_engine, capsys):
+    fake_engine(pose=curved)
+    messages = []
+    for i in range(9):
+        stamp = (50 + i) * SECOND
+        messages.append(('/cam', stamp, raw_image(stamp, np.full((42, 56, 3), i, np.uint8))))
+        both = [
+            transform_stamped(stamp, (1 + size) * curved_in_map(i), child)
+            for size, child in enumerate(('hand', 'camera'))
+        ]
+        messages.append(('/ground_truth', stamp, tf_message(*both)))
+    bag = write_bag(tmp_path / 'bag', messages)
+    assert run(bag, tmp_path, '--params', params())[0] == 2
+    assert 'choose one with --gt-frame: camera, hand' in capsys.readouterr().err
+    code, summary, _ = run(bag, tmp_path, '--params', params(), '--gt-frame', 'camera')
+    assert code == 0 and summary['ate']['scale'] == pytest.approx(2.0)
+
+
+def test_pictures_come_raw_whatever_the_robot_sends(folder, params, tmp_path, fake_engine):
+    fake_engine()
+    code, summary, _ = run(folder(3), tmp_path, '--params', params(image_transport='compressed'))
+    assert code == 0 and summary['frames_out'] == 3
+
+
 def test_a_wrong_path_has_an_error(params, tmp_path, fake_engine):
     fake_engine(pose=straight)
     _, summary, _ = run(truth_bag(tmp_path / 'bag'), tmp_path, '--params', params())
@@ -352,6 +381,10 @@ def bad_inputs(tmp_path, folder):
         'empty': ([str(tmp_path / 'empty')], 'holds no images'),
         'damaged': ([str(tmp_path / 'cut'), *tiny, '--checkpoint', 'random'], 'a.png.*damaged'),
         'rate': ([walk, '--rate', '-1'], '--rate is -1.0'),
+        'rate nan': ([walk, '--rate', 'nan'], '--rate is nan'),
+        'rate too small': ([walk, '--rate', '1e-300'], '--rate is 1e-300'),
+        'rate too large': ([walk, '--rate', '1e300'], '--rate is 1e.300'),
+        'ROS arguments': ([walk, '--ros-args', '-p', 'scale'], "'-p scale'"),
         'params file': ([walk, '--params', 'none.yaml'], "'none.yaml' is not a file"),
         'params text': ([walk, '--params', str(tmp_path / 'bad.yaml')], 'bad.yaml'),
         'params value': ([walk, '--params', str(tmp_path / 'off.yaml')], 'points.stride'),
@@ -370,6 +403,10 @@ def bad_inputs(tmp_path, folder):
         'empty',
         'damaged',
         'rate',
+        'rate nan',
+        'rate too small',
+        'rate too large',
+        'ROS arguments',
         'params file',
         'params text',
         'params value',

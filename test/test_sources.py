@@ -1,5 +1,7 @@
 """Folders and videos made here, read back; and what is said about bad ones."""
 
+import os
+
 import cv2
 from lingbot_map.sources import open_source, SourceError
 import numpy as np
@@ -148,11 +150,19 @@ def test_bad_input_is_one_line_with_its_name(bad_inputs, name, capfd):
     assert capfd.readouterr().err == ''  # no words of FFmpeg or OpenCV beside ours
 
 
-@pytest.mark.parametrize('fps', [-1.0, float('nan'), float('inf')])
+@pytest.mark.parametrize('fps', [-1.0, float('nan'), float('inf'), 1e-12, 1e12])
 def test_an_impossible_fps_is_named(tmp_path, fps):
     write_pictures(tmp_path, ['0.png'])
     with pytest.raises(SourceError, match=f'fps is {fps}'):
         open_source(tmp_path, fps=fps)
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path):
+    path = tmp_path / os.fsdecode(b'caf\xe9')
+    path.mkdir()
+    write_pictures(path, ['0.png'])
+    with pytest.raises(SourceError, match=r"caf\\xe9' is not UTF-8: rename it"):
+        open_source(path)
 
 
 def test_a_topic_without_a_bag_is_refused(tmp_path):

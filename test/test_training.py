@@ -131,12 +131,30 @@ def test_packaged_weights_are_small():
         (['--clip-frames', '129'], '--clip-frames is 129'),
         (['--out', '/proc/weights'], '/proc/weights'),
         (['--resume', '--out', '{}'], 'state.pt'),
+        (['--resume', '--out', '{}/text'], "state.pt' is damaged"),
+        (['--resume', '--out', '{}/weights'], "state.pt' is damaged"),
+        (['--minutes', 'soon'], "invalid float value: 'soon'"),
     ],
 )
 def test_wrong_arguments_end_before_the_training(arguments, words, tmp_path, monkeypatch, capsys):
+    for name in ('text', 'weights'):
+        (tmp_path / name).mkdir()
+    (tmp_path / 'text' / 'state.pt').write_text('no state')
+    torch.save({'weight': torch.zeros(3)}, tmp_path / 'weights' / 'state.pt')
     arguments = [argument.format(tmp_path) for argument in arguments]
     monkeypatch.setattr('sys.argv', ['train', *arguments])
     with pytest.raises(SystemExit) as ended:
         train.main()
     assert ended.value.code
-    assert words in capsys.readouterr().err + str(ended.value)
+    told = capsys.readouterr().err or str(ended.value)
+    assert words in told and told.strip().count('\n') == 0
+
+
+def test_an_interrupt_is_one_line(monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, 'evaluate_rooms', interrupt)
+    monkeypatch.setattr('sys.argv', ['train', '--evaluate'])
+    with pytest.raises(SystemExit, match='lingbot_map.train: interrupted'):
+        train.main()
