@@ -47,17 +47,18 @@ class ImageInput:
             return compressed_to_rgb(message)
         return to_rgb(message)
 
-    def view(self, size: tuple[int, int]) -> View:
+    def view(self, size: tuple[int, int], frame_id: str) -> View:
         """
         Return the view of a map that begins with pictures of `size` (width, height).
 
         MaskError: the mask does not fit.
         """
         info = self._infos.begin()
-        key = size, calibration(info)
+        key = size, frame_id, calibration(info)
         if key != self._key:  # undistortion maps take long to compute
             seen = None if self._mask is None else self._mask.seen(*size)
             camera = self._camera(info, size)
+            self._compare_frames(info, frame_id)
             self._view = View(
                 size, camera, seen, self._params.image_rotation, self._params.use_camera_info
             )
@@ -91,6 +92,14 @@ class ImageInput:
                 'they are rectified already'
             )
         return camera
+
+    def _compare_frames(self, info: CameraInfo | None, frame_id: str) -> None:
+        theirs = '' if info is None else info.header.frame_id
+        if theirs and theirs.lstrip('/') != frame_id.lstrip('/'):
+            self._logger.warning(
+                f"camera_info is of '{theirs}' and the images are of '{frame_id}': if that is "
+                f'another camera, remap {self._infos.topic}'
+            )
 
 
 def _by(size: tuple[int, int]) -> str:

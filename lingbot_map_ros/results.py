@@ -10,15 +10,16 @@ import platform
 
 from lingbot_map.export import write_bytes, write_ply, write_tum
 from lingbot_map.ground_truth import PoseTrack
-from lingbot_map.metrics import associate, Ate, ate, MetricsError, path_length
+from lingbot_map.metrics import Ate, ate, path_length
 from lingbot_map.rendering import render_map
+from lingbot_map.scoring import match
 from lingbot_map.sources import Source
 from lingbot_map_ros.ledger import SUPERSEDED
 from lingbot_map_ros.live_check import LiveCheck
 from lingbot_map_ros.player import Player
 import numpy as np
 
-_TRUTH_TOLERANCE_NS = 20_000_000
+_TRUTH_TOLERANCE_S = 0.02
 _ON_THE_WAY = 'on_the_way'  # sent, never received by the node
 _PACKAGES = ('lingbot_map_ros', 'torch', 'numpy', 'rclpy')
 
@@ -102,14 +103,9 @@ class Drawing:
 
 def compare(stamps_ns: list[int], T_map_cam: np.ndarray, truth: PoseTrack) -> Comparison:
     """Return the path's error; raise MetricsError if the two cannot be compared."""
-    ours, theirs = associate(stamps_ns, truth.stamps_ns, _TRUTH_TOLERANCE_NS)
-    if not len(ours):
-        raise MetricsError(
-            f'no image lies within {_TRUTH_TOLERANCE_NS // 10**6} ms of a pose, '
-            'are they of another time base?'
-        )
-    truth_xyz = truth.T[theirs, :3, 3]
-    error = ate(T_map_cam[ours, :3, 3], truth_xyz, 'sim3')
+    matched = match(stamps_ns, T_map_cam, truth, _TRUTH_TOLERANCE_S)
+    truth_xyz = matched.T_true[:, :3, 3]
+    error = ate(matched.T[:, :3, 3], truth_xyz, 'sim3')
     return Comparison(error, path_length(truth_xyz), error.alignment.inverse()(truth_xyz))
 
 

@@ -199,7 +199,7 @@ class Worker:
     def _push(self, frame: Frame) -> None:
         try:
             picture = self._images.decode(frame.message)
-            view = self._view_of(picture)
+            view = self._view_of(picture, frame.message.header.frame_id)
             width, height = view.upright_size
             network_size = self._engine.network_size(height, width)
             if network_size != self.warm_up.size:
@@ -257,11 +257,11 @@ class Worker:
         self._start_new_map(frame)
         self._stale, self._view = False, view
 
-    def _view_of(self, picture: np.ndarray) -> View:
+    def _view_of(self, picture: np.ndarray, frame_id: str) -> View:
         size = picture.shape[1::-1]
         if self._view is not None and self._view.size == size:
             return self._view
-        return self._images.view(size)
+        return self._images.view(size, frame_id)
 
     def _refresh_engine(self) -> None:
         if self._stale:

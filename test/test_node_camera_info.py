@@ -109,6 +109,19 @@ def test_the_first_image_waits_for_a_camera_info_that_is_on_its_way():
         np.testing.assert_array_equal(rig.engine.pictures[0], rectified())
 
 
+@pytest.mark.parametrize(('frame_id', 'warnings'), [('right', 1), ('/cam', 0), ('', 0)])
+def test_a_camera_info_of_another_camera_is_named_once(frame_id, warnings, capfd):
+    with camera() as (rig, publisher):
+        message = info()
+        message.header.frame_id = frame_id
+        hear(rig, message, publisher)
+        for i in range(3):
+            rig.publish(1.0 + i, picture())
+        rig.wait_counts(3, 3)
+    said = f"camera_info is of '{frame_id}' and the images are of 'cam'"
+    assert capfd.readouterr().err.count(said) == warnings
+
+
 def test_without_use_camera_info_the_network_says_the_intrinsics():
     with camera(('depth_info',)) as (rig, publisher):
         hear(rig, info(), publisher)
