@@ -47,7 +47,7 @@ no-distribution:
 
 $(VENV)/.requirements-installed: $(wildcard requirements/*.txt) | no-distribution
 	@sh requirements/check_machine.sh $(PYTHON)
-	@echo 'make setup: creating $(VENV) with ROS 2 Jazzy and torch (some minutes, 1.5 GB or more)'
+	@echo 'make setup: creating $(VENV) with ROS 2 Jazzy and torch (some minutes, 2 to 6 GB of disk)'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet -c requirements/constraints.txt -r requirements/ros-jazzy.txt
 	$(PIP) install --quiet -c requirements/constraints.txt -r requirements/torch.txt

@@ -48,7 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with torch.inference_mode():  # as in the node: a change of the mode would recompile
             setup = setup_of(args)
             if setup.model == 'full' and setup.device.type == 'cpu':
-                _say('the full network takes long on a CPU; try --model tiny --frames 100')
+                _say(
+                    'the full network takes long on a CPU; try --model demo --image-width 168 '
+                    '--image-height 126 --frames 100'
+                )
             lines, values = _measurement(args)(args, setup, host_weights(setup))
     except (CheckpointError, CompileCacheError, SetupError) as error:
         return _refuse(str(error))

@@ -48,8 +48,8 @@ def autosave(outputs: Outputs, directory: str, logger) -> None:
     for save in (save_trajectory, save_map):
         try:
             files = save(outputs, directory)
-        except NothingToSave:
-            continue
+        except NothingToSave as error:
+            logger.info(f'autosave: {error}')
         except OSError as error:
             logger.error(f'{save.__name__} failed: {unwritable("autosave", directory, error)}')
         else:

@@ -198,7 +198,8 @@ def test_the_full_network_on_a_cpu_is_said_to_take_long_before_anything_else(cap
     assert main(nowhere) == 2  # full is the default
     first, error = capsys.readouterr().err.splitlines()
     assert first == (
-        'benchmark: the full network takes long on a CPU; try --model tiny --frames 100'
+        'benchmark: the full network takes long on a CPU; try --model demo --image-width 168 '
+        '--image-height 126 --frames 100'
     )
     assert "'/nowhere.pt' is not a file" in error
     assert main([*nowhere, '--model', 'tiny']) == 2
