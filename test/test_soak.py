@@ -120,6 +120,7 @@ def check(count, resident_mib, held_mib, objects):
         dropped['worker_error'] = device.failures
         rig.wait_counts(count, count - sum(dropped.values()), **dropped)
         counts = rig.counts()
+        assert rig.call('flush').success  # the publisher thread may be within an update of the map
         assert len(rig.node.pipeline.outputs.map) <= 5000
         LOGGER.info('in %d = out %d + dropped %s', counts.received, counts.out, counts.dropped)
         for name, values in zip(('resident', 'held', 'objects'), noted.T, strict=True):
