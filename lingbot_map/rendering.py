@@ -73,7 +73,9 @@ def render_map(
     _scale_bar(top, low, high, unit)
     _legend(figure, ['path', 'start', 'end'] + ['ground truth'] * (len(truth) > 0))
     x, y = _LEFT_PX / _width_px(figure), 1 - _TITLE_PX / _height_px(figure)
-    figure.text(x, y, title, color=_INK, fontsize=14, fontweight='bold', va='center')
+    # A $ in the name of a recording begins no formula.
+    font = {'fontsize': 14, 'fontweight': 'bold', 'parse_math': False}
+    figure.text(x, y, title, color=_INK, va='center', **font)
     buffer = io.BytesIO()
     canvas.print_png(buffer)
     return buffer.getvalue()

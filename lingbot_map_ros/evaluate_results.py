@@ -113,7 +113,7 @@ def illustrate(
     pictures = {
         'map.png': (
             'The map, from above and from the side',
-            render_map(points, positions, truth_xyz, title.replace('$', r'\$')),  # no formula
+            render_map(points, positions, truth_xyz, title),
         ),
         'trajectory.png': (
             'The path' + (', the ground truth aligned to it by Sim(3)' if to_truth else ''),

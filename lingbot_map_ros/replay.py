@@ -279,8 +279,7 @@ def _conclude(
     comparisons = results.Comparisons(comparison, live_check)
     summary = results.summarize(player, job.source, comparisons, settings | {'rate': job.rate})
     random = settings['checkpoint'] == 'random'
-    name = job.name.replace('$', r'\$')  # or matplotlib takes it for a formula
-    title = f'{name}: {summary.frames_out} poses' + (', random weights' if random else '')
+    title = f'{job.name}: {summary.frames_out} poses' + (', random weights' if random else '')
     results.write(
         job.out, title, summary, results.Drawing(stamps_ns, T_map_cam, points, comparison)
     )
