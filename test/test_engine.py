@@ -157,6 +157,26 @@ def test_the_thread_turns_to_the_device_of_its_engine(model, device, expected, m
     assert turned_to == expected
 
 
+# Before and after the ring of the memory is full.
+@pytest.mark.parametrize(('interval', 'bad'), [(1, 4), (1, 12), (4, 7), (4, 15)])
+def test_a_keyframe_that_is_not_finite_leaves_no_trace(model, interval, bad):
+    spoilt, sound = (new_engine(model, keyframe_interval=interval) for _ in range(2))
+    token = model.aggregator.camera_token.data
+    results, expected = [], []
+    for i, rgb in enumerate(pictures(20)):
+        if i == bad:
+            whole = token.clone()
+            token.fill_(torch.nan)
+            [result] = spoilt.push(rgb)
+            token.copy_(whole)
+            assert np.isnan(result.T_world_cam).any() and not result.is_keyframe
+        else:
+            results += spoilt.push(rgb)
+            expected += sound.push(rgb)
+    assert [r.is_keyframe for r in results] == [r.is_keyframe for r in expected]
+    np.testing.assert_array_equal(poses(results), poses(expected))
+
+
 def test_two_engines_of_one_model_keep_their_settings(model):
     images = pictures(8)
     engine = new_engine(model)
