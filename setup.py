@@ -38,9 +38,9 @@ setup(
     zip_safe=False,
     entry_points={
         'console_scripts': [
-            'lingbot_map_evaluate = lingbot_map_ros.evaluate:main',
+            'lingbot_map_evaluate = lingbot_map.evaluation.cli:main',
             'lingbot_map_node = lingbot_map_ros.main:main',
-            'lingbot_map_replay = lingbot_map_ros.replay:main',
+            'lingbot_map_replay = lingbot_map_ros.replay.cli:main',
         ],
     },
 )

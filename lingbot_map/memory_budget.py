@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 import sys
 
-from lingbot_map.arguments import Parser
+from lingbot_map.cli import Parser
 from lingbot_map.config import (
     COMPILE_MODES,
     DTYPES,
@@ -14,8 +14,8 @@ from lingbot_map.config import (
     PRESET_IMAGE_WIDTH,
     StreamConfig,
 )
-from lingbot_map.memory_fit import check_memory, memory_limit, MemoryLimitError
-from lingbot_map.memory_prediction import blank_model, GB, MemoryBudget, predict
+from lingbot_map.streaming.budget import blank_model, GB, MemoryBudget, predict
+from lingbot_map.streaming.memory_fit import check_memory, memory_limit, MemoryLimitError
 import torch
 
 

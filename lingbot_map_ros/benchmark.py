@@ -18,13 +18,13 @@ import sys
 import threading
 import time
 
-from lingbot_map.frame import FrameResult
-from lingbot_map.points import POINT_DTYPE
-from lingbot_map.preprocess import crop_map
-from lingbot_map_ros import conversions
-from lingbot_map_ros.executor import NodeExecutor
+from lingbot_map.mapping.points import POINT_DTYPE
+from lingbot_map.streaming.frame import FrameResult
+from lingbot_map.streaming.preprocess import crop_map
 from lingbot_map_ros.node import LingbotMapNode
+from lingbot_map_ros.output import conversions
 from lingbot_map_ros.parameters import NodeParams
+from lingbot_map_ros.rclpy_fixes import NodeExecutor
 import numpy as np
 import rclpy
 from rclpy.executors import SingleThreadedExecutor

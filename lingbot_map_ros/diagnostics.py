@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
-from lingbot_map_ros.image_topic import ImageTopic
-from lingbot_map_ros.ledger import DROP_REASONS
-from lingbot_map_ros.pipeline import INITIALIZING, Pipeline
+from lingbot_map_ros.input.image_topic import ImageTopic
+from lingbot_map_ros.mapping.ledger import DROP_REASONS
+from lingbot_map_ros.mapping.pipeline import INITIALIZING, Pipeline
 import numpy as np
 
 _TROUBLE_SHOWN_S = 5.0

@@ -80,7 +80,7 @@ def _spin(node, received: list[int]) -> int:
 
     Ends when the node leaves, or when there are `received` signals.
     """
-    from lingbot_map_ros.executor import NodeExecutor
+    from lingbot_map_ros.rclpy_fixes import NodeExecutor
 
     executor = NodeExecutor()
     executor.add_node(node)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lingbot_map_ros.pipeline import Pipeline
-from lingbot_map_ros.saving import NothingToSave, save_map, save_trajectory, unwritable
+from lingbot_map_ros.mapping.pipeline import Pipeline
+from lingbot_map_ros.output.saving import NothingToSave, save_map, save_trajectory, unwritable
 from rclpy.callback_groups import ReentrantCallbackGroup
 from std_srvs.srv import SetBool, Trigger
 

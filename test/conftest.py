@@ -15,6 +15,6 @@ os.environ.setdefault('OMP_NUM_THREADS', '1')
 @pytest.fixture
 def real_engine(monkeypatch):
     """Have node_rig run the engine that the parameters ask for, in place of the fake one."""
-    from lingbot_map_ros.backend import load_engine  # torch reads the environment set above
+    from lingbot_map.streaming.loading import load_engine  # torch reads the environment set above
 
     monkeypatch.setattr('node_rig.Rig.make_engine', lambda self, params: load_engine(params))

@@ -5,7 +5,8 @@ import json
 
 from bag_writer import header, JAZZY, odometry, raw_image, write_bag
 from fake_engine import FakeEngine, turned
-from lingbot_map_ros import evaluate, evaluate_engine
+from lingbot_map.evaluation import cli as evaluate
+from lingbot_map.evaluation import engine as evaluate_engine
 import numpy as np
 import yaml
 

@@ -4,9 +4,9 @@ from collections import deque
 from collections.abc import Callable
 import threading
 
-from lingbot_map.engine import StreamLimitError
-from lingbot_map.frame import FrameResult
-from lingbot_map.preprocess import crop_map
+from lingbot_map.streaming.engine import StreamLimitError
+from lingbot_map.streaming.frame import FrameResult
+from lingbot_map.streaming.preprocess import crop_map
 import numpy as np
 import torch
 

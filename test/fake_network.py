@@ -5,7 +5,7 @@ Which one that was is kept in the camera head's memory alone, so it has to survi
 """
 
 from lingbot_map.geometry import matrix_to_quaternion, quaternion_to_matrix
-from lingbot_map.memory import MemoryShape, StreamMemory
+from lingbot_map.models.memory import MemoryShape, StreamMemory
 import numpy as np
 import torch
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import re
 from typing import NamedTuple
 
+from lingbot_map.benchmark.recipe import fill_model
 from lingbot_map.models.gct_stream import GCTStream
-from lingbot_map.recipe import fill_model
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 import torch

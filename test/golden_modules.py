@@ -18,8 +18,8 @@ from golden_folder import (
     worst,
 )
 from golden_network import compare_outputs, DENSE_MAPS, joined, OUTPUTS, POSE
+from lingbot_map.benchmark.recipe import fill_model
 from lingbot_map.models.gct_stream import GCTStream
-from lingbot_map.recipe import fill_model
 import numpy as np
 import torch
 from torch import nn, Tensor

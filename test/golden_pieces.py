@@ -20,9 +20,9 @@ from lingbot_map.geometry import decode_pose, encode_pose, invert, matrix_to_qua
 from lingbot_map.heads.dpt_head import add_position_map, position_map
 from lingbot_map.layers.rope import grid_positions, rope_2d, rope_3d, rotate
 from lingbot_map.layers.vit import resample_pos_embed
-from lingbot_map.memory import MemoryShape, StreamMemory
 from lingbot_map.models.gct_stream import GCTStream
-from lingbot_map.preprocess import crop_map, load_images
+from lingbot_map.models.memory import MemoryShape, StreamMemory
+from lingbot_map.streaming.preprocess import crop_map, load_images
 import torch
 from torch import Tensor
 

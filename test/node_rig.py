@@ -11,8 +11,8 @@ from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticArray
 from fake_engine import FakeEngine
 from geometry_msgs.msg import PoseStamped
-from lingbot_map_ros.executor import NodeExecutor
 from lingbot_map_ros.node import LingbotMapNode
+from lingbot_map_ros.rclpy_fixes import NodeExecutor
 from nav_msgs.msg import Odometry, Path
 from rcl_interfaces.msg import Parameter as ParameterMessage
 from rcl_interfaces.srv import SetParameters

@@ -17,8 +17,8 @@ from bag_writer import (
     write_ros1_bag,
 )
 import cv2
-from lingbot_map.bag_poses import read_pose_topic
-from lingbot_map.sources import open_source, SourceError
+from lingbot_map.recordings.bag_poses import read_pose_topic
+from lingbot_map.recordings.source import open_source, SourceError
 import numpy as np
 import pytest
 from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, Writer

@@ -4,12 +4,12 @@ import json
 import subprocess
 import sys
 
-from lingbot_map.benchmark import main
-from lingbot_map.benchmark_arguments import kept_frames, parse, setup_of
-from lingbot_map.benchmark_engine import build, host_weights
-from lingbot_map.benchmark_frames import noise, room
-from lingbot_map.benchmark_report import comparison_lines, run_lines
-from lingbot_map.benchmark_runs import Push, Run
+from lingbot_map.benchmark.__main__ import main
+from lingbot_map.benchmark.arguments import kept_frames, parse, setup_of
+from lingbot_map.benchmark.frames import noise, room
+from lingbot_map.benchmark.report import comparison_lines, run_lines
+from lingbot_map.benchmark.setup import build, host_weights
+from lingbot_map.benchmark.speed import Push, Run
 import numpy as np
 import pytest
 
@@ -188,7 +188,7 @@ def test_an_interrupt_is_one_line_and_130(capsys, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr('lingbot_map.benchmark.measure', interrupt)
+    monkeypatch.setattr('lingbot_map.benchmark.__main__.measure', interrupt)
     assert main([*SMALL, '--frames', '4']) == 130
     assert capsys.readouterr().err == 'interrupted: nothing was written\n'
 
@@ -208,7 +208,7 @@ def test_the_full_network_on_a_cpu_is_said_to_take_long_before_anything_else(cap
 
 def test_it_runs_where_there_is_little_more_than_torch():
     program = (f'import sys; sys.modules.update(dict.fromkeys({ABSENT})); '
-               f'from lingbot_map.benchmark import main; sys.exit(main({SMALL}'
+               f'from lingbot_map.benchmark.__main__ import main; sys.exit(main({SMALL}'
                " + ['--frames', '4', '--accuracy']))")  # fmt: skip
     run = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True,
                          timeout=300, check=False)  # fmt: skip

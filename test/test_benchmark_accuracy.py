@@ -3,8 +3,8 @@
 import json
 import math
 
-from lingbot_map.benchmark import main
-from lingbot_map.benchmark_accuracy import accuracy_lines, Deviation, deviation, Track
+from lingbot_map.benchmark.__main__ import main
+from lingbot_map.benchmark.accuracy import accuracy_lines, Deviation, deviation, Track
 import numpy as np
 import pytest
 

@@ -3,8 +3,8 @@
 import json
 import logging
 
-from lingbot_map.benchmark import main
-from lingbot_map.benchmark_soak import held_bytes, Part, resident_bytes, Soak, soak_lines
+from lingbot_map.benchmark.__main__ import main
+from lingbot_map.benchmark.soak import held_bytes, Part, resident_bytes, Soak, soak_lines
 import pytest
 import torch
 

@@ -1,6 +1,6 @@
 """Rectification, against the distortion formulas written out here."""
 
-from lingbot_map.camera_model import camera_of, CameraInfoError
+from lingbot_map.images.camera import camera_of, CameraInfoError
 import numpy as np
 import pytest
 from sensor_msgs.msg import CameraInfo, RegionOfInterest

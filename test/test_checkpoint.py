@@ -5,9 +5,14 @@ import pickle
 import subprocess
 import sys
 
-from lingbot_map.checkpoint import CheckpointError, load_model, read_state, set_trunk_dtype
 from lingbot_map.config import MODEL_PRESETS
 from lingbot_map.models.gct_stream import GCTStream
+from lingbot_map.streaming.checkpoint import (
+    CheckpointError,
+    load_model,
+    read_state,
+    set_trunk_dtype,
+)
 import pytest
 from safetensors.torch import save_file
 import torch
@@ -158,7 +163,7 @@ def test_trunk_precision_leaves_norms_and_heads_alone(state):
 
 MEASURE = """
 import resource, sys
-from lingbot_map import checkpoint
+from lingbot_map.streaming import checkpoint
 checkpoint.MODEL_PRESETS['tiny'] = {config!r}
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 checkpoint.load_model('tiny', sys.argv[1])

@@ -4,13 +4,14 @@ import logging
 import sys
 import threading
 
-from lingbot_map import compiling, frame_runner
-from lingbot_map.checkpoint import set_heads_dtype, set_trunk_dtype
-from lingbot_map.compiling import compilations, compile_model
+from lingbot_map.benchmark.recipe import fill_model
 from lingbot_map.config import MODEL_PRESETS, StreamConfig
-from lingbot_map.engine import StreamEngine
 from lingbot_map.models.gct_stream import GCTStream
-from lingbot_map.recipe import fill_model
+from lingbot_map.streaming import compiling
+from lingbot_map.streaming import runner as frame_runner
+from lingbot_map.streaming.checkpoint import set_heads_dtype, set_trunk_dtype
+from lingbot_map.streaming.compiling import compilations, compile_model
+from lingbot_map.streaming.engine import StreamEngine
 import numpy as np
 import pytest
 import torch
@@ -76,8 +77,8 @@ def test_attention_backends_agree_with_sdpa(images, mode, backend):
 
 @pytest.mark.parametrize('queries', [1, 45, 300])
 def test_the_kernel_continues_a_softmax_exactly(queries):
-    from lingbot_map.layers import cache_kernels
-    from lingbot_map.ring_attention import attend_with_lse
+    from lingbot_map.streaming import triton_kernels
+    from lingbot_map.streaming.cached_attention import attend_with_lse
 
     torch.manual_seed(0)
     keys, values = torch.randn(2, 1, 4, 4000, 64, device='cuda', dtype=torch.float16)
@@ -90,7 +91,7 @@ def test_the_kernel_continues_a_softmax_exactly(queries):
         )
         for backend in ('cudnn', 'flash'):
             prior = attend_with_lse(q, keys[:, :, 1024:2048], values[:, :, 1024:2048], backend)
-            out = cache_kernels.attend(q, keys, values, torch.tensor(ranges).cuda(), prior)
+            out = triton_kernels.attend(q, keys, values, torch.tensor(ranges).cuda(), prior)
             torch.testing.assert_close(out.float(), expected, rtol=0, atol=2e-3)
 
 

@@ -3,10 +3,10 @@
 import sys
 
 from fake_engine import straight
-from lingbot_map.map_frame import MapFrame
-from lingbot_map.points import POINT_DTYPE
-from lingbot_map_ros import conversions
-from lingbot_map_ros.ledger import to_ns, to_stamp
+from lingbot_map.mapping.map_frame import MapFrame
+from lingbot_map.mapping.points import POINT_DTYPE
+from lingbot_map_ros.mapping.ledger import to_ns, to_stamp
+from lingbot_map_ros.output import conversions
 import numpy as np
 import pytest
 from rclpy.serialization import deserialize_message, serialize_message

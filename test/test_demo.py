@@ -8,12 +8,12 @@ import subprocess
 import sys
 import threading
 
-from lingbot_map.bag_poses import read_pose_topic
+from lingbot_map.evaluation.metrics import ate, path_length
 from lingbot_map.geometry import invert, quaternion_to_matrix, R_REP103_OPTICAL, rigid
-from lingbot_map.metrics import ate, path_length
-from lingbot_map.points import POINT_DTYPE
-from lingbot_map.rooms import build_rooms
-from lingbot_map.synthetic import SAMPLE_CONFIG, SAMPLE_SEED
+from lingbot_map.mapping.points import POINT_DTYPE
+from lingbot_map.recordings.bag_poses import read_pose_topic
+from lingbot_map.synthetic.__main__ import SAMPLE_CONFIG, SAMPLE_SEED
+from lingbot_map.synthetic.rooms import build_rooms
 from nav_msgs.msg import Odometry
 import numpy as np
 import pytest
@@ -96,7 +96,7 @@ def demo(tmp_path_factory):
     command = [
         sys.executable,
         '-m',
-        'lingbot_map_ros.replay',
+        'lingbot_map_ros.replay.cli',
         str(BAG),
         '--params',
         str(PACKAGE / 'config' / 'demo.yaml'),

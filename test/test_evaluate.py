@@ -22,7 +22,7 @@ from evaluate_rig import (
     truth_bag,
     use_fake,
 )  # fmt: skip
-from lingbot_map_ros import evaluate
+from lingbot_map.evaluation import cli as evaluate
 import numpy as np
 from PIL import Image
 from plyfile import PlyData
@@ -300,7 +300,7 @@ def test_nothing_of_ros_is_needed(tmp_path):
         "for name in ('rclpy', 'rcl_interfaces', 'sensor_msgs', 'std_msgs', 'geometry_msgs',\n"
         "             'nav_msgs', 'tf2_ros', 'cv_bridge', 'builtin_interfaces'):\n"
         '    sys.modules[name] = None\n'
-        'from lingbot_map_ros.evaluate import main\n'
+        'from lingbot_map.evaluation.cli import main\n'
         'sys.exit(main(sys.argv[1:]))\n'
     )
     arguments = [str(folder), '--model', 'tiny', '--checkpoint', 'random', '--out', str(tmp_path)]

@@ -9,12 +9,13 @@ import sys
 
 from bag_writer import NOETIC, odometry, raw_image, write_bag, write_ros1_bag
 from evaluate_rig import camera_info, images, record, run, SECOND, truth_bag, use_fake
-from lingbot_map.bags import read_camera_info
-from lingbot_map.sources import SourceError
-from lingbot_map_ros import evaluate, evaluate_engine
-from lingbot_map_ros.backend import load_engine
-from lingbot_map_ros.evaluate_folders import unique_names
-from lingbot_map_ros.evaluate_settings import complete, read_node_params, SettingsError
+from lingbot_map.evaluation import cli as evaluate
+from lingbot_map.evaluation import engine as evaluate_engine
+from lingbot_map.evaluation.folders import unique_names
+from lingbot_map.evaluation.settings import complete, read_node_params, SettingsError
+from lingbot_map.recordings.bags import read_camera_info
+from lingbot_map.recordings.source import SourceError
+from lingbot_map.streaming.loading import load_engine
 import numpy as np
 from PIL import Image
 import pytest

@@ -3,18 +3,18 @@
 from types import SimpleNamespace
 
 from fake_engine import DEPTH, FakeEngine, turned
-from lingbot_map.camera_model import Camera
-from lingbot_map.checkpoint import load_model
-from lingbot_map.colmap import ColmapModel
 from lingbot_map.config import StreamConfig
-from lingbot_map.depth_export import DepthExport
-from lingbot_map.engine import StreamEngine
-from lingbot_map.evaluation import deterministic_kernels, run_recording, timing_values, Viewing
-from lingbot_map.image_mask import load_mask
-from lingbot_map.map_frame import rotation_matrix
-from lingbot_map.points import PointFilter
-from lingbot_map.selection import select, Selection
-from lingbot_map.sources import open_source, SourceError
+from lingbot_map.evaluation.colmap import ColmapModel
+from lingbot_map.evaluation.depth_export import DepthExport
+from lingbot_map.evaluation.run import deterministic_kernels, run_recording, timing_values, Viewing
+from lingbot_map.images.camera import Camera
+from lingbot_map.images.mask import load_mask
+from lingbot_map.mapping.map_frame import rotation_matrix
+from lingbot_map.mapping.points import PointFilter
+from lingbot_map.recordings.selection import select, Selection
+from lingbot_map.recordings.source import open_source, SourceError
+from lingbot_map.streaming.checkpoint import load_model
+from lingbot_map.streaming.engine import StreamEngine
 import numpy as np
 from PIL import Image
 import pytest
@@ -199,7 +199,7 @@ def test_depth_of_keyframes(tmp_path, form):
 
 
 def tiny_engine(device):
-    from lingbot_map.checkpoint import load_model
+    from lingbot_map.streaming.checkpoint import load_model
 
     config = StreamConfig(num_scale_frames=4, sliding_window=4, max_keyframes=40, image_width=84)
     return StreamEngine(load_model('tiny', 'random', device), config, device)

@@ -2,7 +2,7 @@
 
 import threading
 
-from lingbot_map_ros.executor import NodeExecutor
+from lingbot_map_ros.rclpy_fixes import NodeExecutor
 import pytest
 import rclpy
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup

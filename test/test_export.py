@@ -3,7 +3,7 @@
 import os
 
 import cv2
-from lingbot_map.export import (
+from lingbot_map.mapping.export import (
     replacing,
     write_depth_png,
     write_kitti,
@@ -11,7 +11,7 @@ from lingbot_map.export import (
     write_ply,
     write_tum,
 )
-from lingbot_map.points import POINT_DTYPE
+from lingbot_map.mapping.points import POINT_DTYPE
 import numpy as np
 from PIL import Image
 from plyfile import PlyData

@@ -1,8 +1,8 @@
 """True poses from files, and which of them belong to a recording."""
 
 from bag_writer import odometry, raw_image, write_bag
-from lingbot_map.ground_truth import find_truth, read_truth_file, to_nanoseconds
-from lingbot_map.sources import open_source, SourceError
+from lingbot_map.recordings.pose_files import find_truth, read_truth_file, to_nanoseconds
+from lingbot_map.recordings.source import open_source, SourceError
 import numpy as np
 from PIL import Image
 import pytest

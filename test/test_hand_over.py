@@ -3,8 +3,8 @@
 import logging
 
 from fake_network import FakeModel
-from lingbot_map.engine import StreamEngine
-from lingbot_map.roll_over import NextWindow
+from lingbot_map.streaming.engine import StreamEngine
+from lingbot_map.streaming.roll_over import NextWindow
 import pytest
 from test_roll_over import assert_true, engine_for, run
 

@@ -1,8 +1,8 @@
 """Keyframe decisions: fixed interval, and flow measured on scenes whose flow is known."""
 
 from lingbot_map.geometry import encode_pose
-from lingbot_map.keyframes import Keyframes, mean_flow
-from lingbot_map.memory import MemoryShape, StreamLimitError, StreamMemory
+from lingbot_map.models.keyframes import Keyframes, mean_flow
+from lingbot_map.models.memory import MemoryShape, StreamLimitError, StreamMemory
 import numpy as np
 import pytest
 import torch

@@ -6,11 +6,12 @@ import threading
 import time
 
 from fake_engine import FakeEngine, straight, turned
-from lingbot_map.export import write_tum
-from lingbot_map.metrics import MetricsError
-from lingbot_map_ros import evaluate, replay
-from lingbot_map_ros.live_check import compare_with_lossless
+from lingbot_map.evaluation import cli as evaluate
+from lingbot_map.evaluation.metrics import MetricsError
+from lingbot_map.mapping.export import write_tum
 from lingbot_map_ros.node import LingbotMapNode
+from lingbot_map_ros.replay import cli as replay
+from lingbot_map_ros.replay.live_check import compare_with_lossless
 import numpy as np
 from PIL import Image
 import pytest

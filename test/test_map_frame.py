@@ -2,7 +2,7 @@
 
 from fake_engine import straight, turned
 from lingbot_map.geometry import invert
-from lingbot_map.map_frame import MapFrame, unit_quaternion
+from lingbot_map.mapping.map_frame import MapFrame, unit_quaternion
 import numpy as np
 import pytest
 import torch

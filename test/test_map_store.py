@@ -1,7 +1,7 @@
 """The voxel map."""
 
-from lingbot_map.map_store import MapStore
-from lingbot_map.points import POINT_DTYPE
+from lingbot_map.mapping.map_store import MapStore
+from lingbot_map.mapping.points import POINT_DTYPE
 import numpy as np
 
 

@@ -9,8 +9,8 @@ sees whom.
 from dataclasses import dataclass
 import math
 
+from lingbot_map.benchmark.recipe import fill_model
 from lingbot_map.models.gct_stream import GCTStream
-from lingbot_map.recipe import fill_model
 import pytest
 import torch
 from torch.nn import functional as F

@@ -1,6 +1,14 @@
 """Trajectory errors against figures worked out by hand."""
 
-from lingbot_map.metrics import associate, ate, MetricsError, path_length, rpe, Similarity, umeyama
+from lingbot_map.evaluation.metrics import (
+    associate,
+    ate,
+    MetricsError,
+    path_length,
+    rpe,
+    Similarity,
+    umeyama,
+)
 import numpy as np
 import pytest
 

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from lingbot_map.motion_gate import MotionGate, shift, shrink
+from lingbot_map.streaming.motion_gate import MotionGate, shift, shrink
 from moving_view import noisy, panorama, view
 import numpy as np
 import pytest

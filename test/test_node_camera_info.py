@@ -3,8 +3,8 @@
 from contextlib import contextmanager
 
 from image_messages import encode
-from lingbot_map.camera_model import camera_of
-from lingbot_map.view import View
+from lingbot_map.images.camera import camera_of
+from lingbot_map.images.view import View
 from node_rig import running
 import numpy as np
 import pytest

@@ -2,7 +2,7 @@
 
 import os
 
-from lingbot_map_ros.backend import load_engine
+from lingbot_map.streaming.loading import load_engine
 from lingbot_map_ros.parameter_spec import ParameterError
 from lingbot_map_ros.parameters import NodeParams
 from node_rig import running

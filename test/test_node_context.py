@@ -3,8 +3,8 @@
 import threading
 
 from fake_engine import FakeEngine, Gate
-from lingbot_map_ros.executor import NodeExecutor
 from lingbot_map_ros.node import LingbotMapNode
+from lingbot_map_ros.rclpy_fixes import NodeExecutor
 from node_rig import image
 import pytest
 import rclpy

@@ -7,7 +7,7 @@ from diagnostic_msgs.msg import DiagnosticStatus
 from fake_engine import Gate
 from lifecycle_msgs.msg import State, Transition
 from lifecycle_msgs.srv import ChangeState, GetState
-from lingbot_map.checkpoint import CheckpointError
+from lingbot_map.streaming.checkpoint import CheckpointError
 from node_rig import running, WAIT_S
 import pytest
 import rclpy

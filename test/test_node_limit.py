@@ -4,17 +4,17 @@ import logging
 import threading
 
 from fake_engine import Gate
-from lingbot_map.checkpoint import load_model
 from lingbot_map.config import StreamConfig
-from lingbot_map.engine import StreamEngine
-from lingbot_map_ros.library_log import library_log
+from lingbot_map.streaming.checkpoint import load_model
+from lingbot_map.streaming.engine import StreamEngine
+from lingbot_map_ros.mapping.library_log import library_log
 from node_rig import running
 import numpy as np
 import pytest
 import rclpy
 import torch
 
-LIBRARY = logging.getLogger('lingbot_map.engine')
+LIBRARY = logging.getLogger('lingbot_map.streaming.engine')
 
 
 @pytest.fixture(scope='module', autouse=True)

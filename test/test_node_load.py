@@ -3,7 +3,7 @@
 import threading
 
 from fake_engine import Gate
-from lingbot_map_ros import conversions
+from lingbot_map_ros.output import conversions
 from node_rig import running, WAIT_S
 import numpy as np
 import pytest

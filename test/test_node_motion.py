@@ -22,7 +22,7 @@ def ros():
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
     # However slow the machine, the state is not that no images come.
-    monkeypatch.setattr('lingbot_map_ros.pipeline._SILENCE_S', 600.0)
+    monkeypatch.setattr('lingbot_map_ros.mapping.pipeline._SILENCE_S', 600.0)
 
 
 class Camera:

@@ -3,7 +3,7 @@
 from diagnostic_msgs.msg import DiagnosticStatus
 from fake_engine import DEPTH, straight
 from geometry_msgs.msg import TransformStamped
-from lingbot_map.points import POINT_DTYPE
+from lingbot_map.mapping.points import POINT_DTYPE
 from nav_msgs.msg import Odometry
 from node_rig import running, to_time
 import numpy as np

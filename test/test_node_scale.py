@@ -3,13 +3,13 @@
 from diagnostic_msgs.msg import DiagnosticStatus
 from fake_engine import DEPTH, STEP
 from geometry_msgs.msg import PoseStamped, Quaternion, TransformStamped
-from lingbot_map.map_frame import MapFrame
-from lingbot_map.map_store import MapStore
-from lingbot_map.points import POINT_DTYPE
-from lingbot_map_ros import scale_estimation
-from lingbot_map_ros.conversions import pose_stamped
-from lingbot_map_ros.ledger import to_stamp
-from lingbot_map_ros.trajectory import Trajectory
+from lingbot_map.mapping.map_frame import MapFrame
+from lingbot_map.mapping.map_store import MapStore
+from lingbot_map.mapping.points import POINT_DTYPE
+from lingbot_map_ros.mapping import scale as scale_estimation
+from lingbot_map_ros.mapping.ledger import to_stamp
+from lingbot_map_ros.output.conversions import pose_stamped
+from lingbot_map_ros.output.trajectory import Trajectory
 from nav_msgs.msg import Odometry
 from node_rig import running, to_time
 import numpy as np

@@ -7,7 +7,7 @@ from pathlib import Path
 import threading
 
 from fake_engine import Gate
-from lingbot_map.points import POINT_DTYPE
+from lingbot_map.mapping.points import POINT_DTYPE
 from node_rig import running, to_time, WAIT_S
 import numpy as np
 from plyfile import PlyData

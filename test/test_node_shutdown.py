@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 
-from lingbot_map_ros.executor import NodeExecutor
+from lingbot_map_ros.rclpy_fixes import NodeExecutor
 from nav_msgs.msg import Path
 from node_rig import image
 import numpy as np

@@ -113,7 +113,7 @@ def test_an_optional_import_is_an_extra_and_made_only_on_use(name):
                 f' print(*fields["extras_require"]["{extra}"])\nimport setup'])  # fmt: skip
     assert told.stdout.startswith(package), told.stderr
     users = []
-    for path in (*ROOT.glob('lingbot_map/**/*.py'), *ROOT.glob('lingbot_map_ros/*.py')):
+    for path in (*ROOT.glob('lingbot_map/**/*.py'), *ROOT.glob('lingbot_map_ros/**/*.py')):
         tree = ast.parse(path.read_text())
         imports = [node for node in ast.walk(tree) if name in imported_by(node)]
         assert not any(node in tree.body for node in imports), path

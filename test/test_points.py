@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from lingbot_map.frame import FrameResult
-from lingbot_map.points import POINT_DTYPE, PointFilter
-from lingbot_map.preprocess import PixelMap
+from lingbot_map.mapping.points import POINT_DTYPE, PointFilter
+from lingbot_map.streaming.frame import FrameResult
+from lingbot_map.streaming.preprocess import PixelMap
 import numpy as np
 import pytest
 import torch

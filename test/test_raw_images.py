@@ -15,7 +15,7 @@ from image_messages import (
     to_yuv,
     yuv_planes,
 )
-from lingbot_map.raw_images import to_rgb, UnsupportedImage
+from lingbot_map.images.decoding import to_rgb, UnsupportedImage
 import numpy as np
 import pytest
 from sensor_msgs.msg import Image

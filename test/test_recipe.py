@@ -4,7 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from lingbot_map.recipe import fill_model, fill_values, scale_and_offset
+from lingbot_map.benchmark.recipe import fill_model, fill_values, scale_and_offset
 import numpy as np
 import pytest
 import torch

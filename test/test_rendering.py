@@ -2,8 +2,8 @@
 
 import io
 
-from lingbot_map.points import POINT_DTYPE
-from lingbot_map.rendering import render_map
+from lingbot_map.evaluation.map_picture import render_map
+from lingbot_map.mapping.points import POINT_DTYPE
 import numpy as np
 from PIL import Image
 import pytest

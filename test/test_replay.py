@@ -12,9 +12,9 @@ import time
 from bag_writer import odometry, raw_image, tf_message, transform_stamped, write_bag
 from fake_engine import DEPTH, FakeEngine, straight, turned
 from geometry_msgs.msg import Quaternion, TransformStamped, Vector3
-from lingbot_map_ros import replay
 from lingbot_map_ros.node import LingbotMapNode
-from lingbot_map_ros.player import Player
+from lingbot_map_ros.replay import cli as replay
+from lingbot_map_ros.replay.player import Player
 import numpy as np
 from PIL import Image
 from plyfile import PlyData
@@ -437,7 +437,7 @@ def test_bad_input_is_one_line_and_2(name, folder, tmp_path, capfd, monkeypatch)
 
 def test_the_program_ends_with_its_code_and_no_traceback(tmp_path):
     done = subprocess.run(
-        [sys.executable, '-m', 'lingbot_map_ros.replay', str(tmp_path / 'nowhere')],
+        [sys.executable, '-m', 'lingbot_map_ros.replay.cli', str(tmp_path / 'nowhere')],
         capture_output=True,
         text=True,
         timeout=120,

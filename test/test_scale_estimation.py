@@ -1,11 +1,11 @@
 """The scale from odometry: when there is one, how right it is, and what it rests on."""
 
 from lingbot_map.geometry import invert
-from lingbot_map_ros.frames import NoTransform
-from lingbot_map_ros.ledger import to_stamp
-from lingbot_map_ros.odometry_input import OdometryInput
+from lingbot_map_ros.input.odometry import OdometryInput
+from lingbot_map_ros.mapping.ledger import to_stamp
+from lingbot_map_ros.mapping.scale import ScaleEstimator
+from lingbot_map_ros.output.frames import NoTransform
 from lingbot_map_ros.parameters import NodeParams
-from lingbot_map_ros.scale_estimation import ScaleEstimator
 from nav_msgs.msg import Odometry
 import numpy as np
 import pytest

@@ -6,10 +6,10 @@ import shutil
 import subprocess
 import zipfile
 
-from lingbot_map.export import write_tum
-from lingbot_map.ground_truth import PoseTrack
-from lingbot_map.metrics import MetricsError, rpe_over_path, Similarity
-from lingbot_map.scoring import match, pose_errors, score, ScoreOptions
+from lingbot_map.evaluation.metrics import MetricsError, rpe_over_path, Similarity
+from lingbot_map.evaluation.scoring import match, pose_errors, score, ScoreOptions
+from lingbot_map.mapping.export import write_tum
+from lingbot_map.recordings.pose_files import PoseTrack
 import numpy as np
 import pytest
 

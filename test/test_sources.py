@@ -3,7 +3,7 @@
 import os
 
 import cv2
-from lingbot_map.sources import open_source, SourceError
+from lingbot_map.recordings.source import open_source, SourceError
 import numpy as np
 from PIL import Image
 import pytest

@@ -2,12 +2,7 @@ from dataclasses import replace
 import io
 import math
 
-from lingbot_map.room_paths import camera_paths, slowed
-from lingbot_map.room_rendering import render_rooms
-from lingbot_map.room_statistics import clip_quantities, Quantity
-from lingbot_map.rooms import build_rooms
-from lingbot_map.sample_bag import SampleBagError, write_sample_bag
-from lingbot_map.synthetic import (
+from lingbot_map.synthetic.__main__ import (
     Clip,
     FIRST_TRAINING_SEED,
     main,
@@ -18,6 +13,11 @@ from lingbot_map.synthetic import (
     TEST_SEEDS,
     VALIDATION_SEEDS,
 )
+from lingbot_map.synthetic.bag import SampleBagError, write_sample_bag
+from lingbot_map.synthetic.paths import camera_paths, slowed
+from lingbot_map.synthetic.rendering import render_rooms
+from lingbot_map.synthetic.rooms import build_rooms
+from lingbot_map.synthetic.statistics import clip_quantities, Quantity
 import numpy as np
 from PIL import Image
 import pytest
@@ -224,9 +224,9 @@ def test_rooms_of_the_test_set_stay_as_they_were():
 def test_statistics_notice_a_violation(monkeypatch, capsys):
     assert not Quantity('x', 'm', torch.tensor([1.0, math.nan]), 0.0, 2.0).kept
     assert not Quantity('x', 'm', torch.tensor([1.0, 2.1]), 0.0, 2.0).kept
-    monkeypatch.setattr('lingbot_map.synthetic.TEST_SEEDS', range(10_000, 10_002))
+    monkeypatch.setattr('lingbot_map.synthetic.__main__.TEST_SEEDS', range(10_000, 10_002))
     monkeypatch.setattr(
-        'lingbot_map.synthetic.TEST_CONFIG',
+        'lingbot_map.synthetic.__main__.TEST_CONFIG',
         RoomConfig(width=32, height=24, mean_step=(0.03, 0.04)),
     )
     assert main(['--statistics']) == 1
@@ -304,10 +304,12 @@ def test_slowed_way_passes_through_the_poses_it_is_made_of():
 
 
 def test_programs_write_bag_and_preview(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr('lingbot_map.synthetic.SAMPLE_CONFIG', replace(SMALL, num_frames=2))
-    monkeypatch.setattr('lingbot_map.synthetic.SAMPLE_FRAMES', 4)
-    monkeypatch.setattr('lingbot_map.synthetic.TEST_CONFIG', replace(SMALL, num_frames=8))
-    monkeypatch.setattr('lingbot_map.synthetic.TEST_SEEDS', range(10_000, 10_003))
+    monkeypatch.setattr(
+        'lingbot_map.synthetic.__main__.SAMPLE_CONFIG', replace(SMALL, num_frames=2)
+    )
+    monkeypatch.setattr('lingbot_map.synthetic.__main__.SAMPLE_FRAMES', 4)
+    monkeypatch.setattr('lingbot_map.synthetic.__main__.TEST_CONFIG', replace(SMALL, num_frames=8))
+    monkeypatch.setattr('lingbot_map.synthetic.__main__.TEST_SEEDS', range(10_000, 10_003))
     assert main(['--bag', str(tmp_path / 'room'), '--preview', str(tmp_path / 'test.png')]) == 0
     assert '4 frames' in capsys.readouterr().out
     assert Image.open(tmp_path / 'test.png').size == (8 * 84, 3 * 63)

@@ -1,10 +1,7 @@
 """Turned pictures: the same pixels, rays and points of the world, however the camera lies."""
 
 from fake_engine import straight
-from lingbot_map.frame import FrameResult
-from lingbot_map.points import PointFilter
-from lingbot_map.preprocess import crop_map
-from lingbot_map.turning import (
+from lingbot_map.images.turning import (
     turn_back,
     turn_intrinsics,
     turn_picture,
@@ -12,6 +9,9 @@ from lingbot_map.turning import (
     turn_size,
     TURNS,
 )
+from lingbot_map.mapping.points import PointFilter
+from lingbot_map.streaming.frame import FrameResult
+from lingbot_map.streaming.preprocess import crop_map
 import numpy as np
 import pytest
 import torch

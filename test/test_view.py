@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
-from lingbot_map.camera_model import camera_of
 from lingbot_map.config import MODEL_PRESETS, StreamConfig
-from lingbot_map.engine import StreamEngine
-from lingbot_map.image_mask import load_mask, MaskError
+from lingbot_map.images.camera import camera_of
+from lingbot_map.images.mask import load_mask, MaskError
+from lingbot_map.images.turning import turn_picture, TURNS
+from lingbot_map.images.view import GREY, View
+from lingbot_map.mapping.points import PointFilter
 from lingbot_map.models.gct_stream import GCTStream
-from lingbot_map.points import PointFilter
-from lingbot_map.preprocess import resize_pillow
-from lingbot_map.turning import turn_picture, TURNS
-from lingbot_map.view import GREY, View
+from lingbot_map.streaming.engine import StreamEngine
+from lingbot_map.streaming.preprocess import resize_pillow
 import numpy as np
 from PIL import Image as Picture
 import pytest

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
+from lingbot_map.benchmark.recipe import fill_model
 from lingbot_map.geometry import matrix_to_quaternion, quaternion_to_matrix
 from lingbot_map.models.gct_stream import GCTStream
-from lingbot_map.recipe import fill_model
-from lingbot_map.windows import depth_scale, lay_out, stitch, Window
+from lingbot_map.models.windows import depth_scale, lay_out, stitch, Window
 import pytest
 import torch
 

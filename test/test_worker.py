@@ -4,13 +4,13 @@ import threading
 import time
 
 from fake_engine import straight
-from lingbot_map.map_frame import MapFrame
-from lingbot_map_ros.conversions import pose_stamped
-from lingbot_map_ros.inbox import Inbox
-from lingbot_map_ros.ledger import BAD_IMAGE, Frame, GAP, Ledger, SUPERSEDED, to_stamp
-from lingbot_map_ros.pace import GapWatch
-from lingbot_map_ros.publisher_thread import PublisherThread
-from lingbot_map_ros.trajectory import Trajectory
+from lingbot_map.mapping.map_frame import MapFrame
+from lingbot_map_ros.input.inbox import Inbox
+from lingbot_map_ros.mapping.ledger import BAD_IMAGE, Frame, GAP, Ledger, SUPERSEDED, to_stamp
+from lingbot_map_ros.mapping.pace import GapWatch
+from lingbot_map_ros.output.conversions import pose_stamped
+from lingbot_map_ros.output.publisher_thread import PublisherThread
+from lingbot_map_ros.output.trajectory import Trajectory
 import numpy as np
 import pytest
 from std_msgs.msg import Header

@@ -1,7 +1,7 @@
 """Whole recorded sequences through a GCTStream: as one stream, or in windows that are aligned."""
 
-from lingbot_map.keyframes import Keyframes
-from lingbot_map.windows import lay_out, Outputs, stitch, Window
+from lingbot_map.models.keyframes import Keyframes
+from lingbot_map.models.windows import lay_out, Outputs, stitch, Window
 import torch
 from torch import Tensor
 

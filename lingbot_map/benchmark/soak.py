@@ -1,0 +1,152 @@
+"""Thousands of frames with roll-over: time and memory must not grow."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+import gc
+import os
+from pathlib import Path
+
+from lingbot_map.benchmark.frames import noise
+from lingbot_map.benchmark.setup import build, Setup
+from lingbot_map.benchmark.speed import Push, Say, stream
+from lingbot_map.streaming.compiling import compilations
+from lingbot_map.streaming.engine import StreamEngine
+import numpy as np
+import torch
+from torch import Tensor
+
+_PARTS = 10
+_COLUMNS = {  # of which slopes are told -> name and unit
+    'forward_ms': ('network', 'ms'),
+    'wall_ms': ('all', 'ms'),
+    'tensors_mb': ('tensors', 'MB'),
+    'resident_mb': ('resident', 'MB'),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tenth of the frames; memory is that at its end."""
+
+    last_frame: int  # index, counted from the start
+    is_full: bool  # the window was full, or a roll-over had begun, in all of it
+    forward_ms: float  # median of the network alone
+    wall_ms: float  # median of everything, the work on the next window included
+    worst_ms: float
+    tensors_mb: float  # 1e6 bytes that tensors hold, on the device
+    resident_mb: float  # 1e6 bytes of the process in host memory
+    window: int  # as many roll-overs were there
+
+
+@dataclass(frozen=True)
+class Soak:
+    """What became of the frames."""
+
+    parts: list[Part]
+    recompiles: int  # since READY
+
+    @property
+    def full(self) -> list[Part]:
+        return [part for part in self.parts if part.is_full]
+
+    def slope(self, name: str) -> float:
+        """Return by how much a value of at least two full parts grows in 1000 frames."""
+        frames = [part.last_frame / 1000 for part in self.full]
+        return float(np.polyfit(frames, [getattr(part, name) for part in self.full], 1)[0])
+
+    def growth(self, name: str) -> float:
+        """Return last full part / first one."""
+        return getattr(self.full[-1], name) / getattr(self.full[0], name)
+
+
+def soak(setup: Setup, weights: dict[str, Tensor], frames: int, say: Say) -> Soak:
+    """Run noise, every frame of it new to the memory, and look at it ten times."""
+    say('loading and warming up')
+    ready = build(setup, weights)
+    compiled, engine, parts = compilations(), ready.engine, []
+    images, full = noise(setup, frames), setup.num_scale_frames + setup.sliding_window
+    while not engine.push(next(images)):
+        pass
+    pushes = stream(engine, images, setup.device)
+    for count in _sizes(frames - setup.num_scale_frames):
+        is_full = engine.window > 0 or engine.held_keyframes >= full
+        part = [next(pushes) for _ in range(count)]
+        parts.append(_part(part, is_full, engine, setup.device))
+        say(f'{engine.frames} of {frames} frames, {parts[-1].wall_ms:.1f} ms')
+    return Soak(parts, compilations() - compiled)
+
+
+def soak_lines(found: Soak) -> list[str]:
+    """Return the table and how steep the columns are."""
+    titles = ('network [ms]', 'all [ms]', 'worst [ms]', 'tensors [MB]', 'resident [MB]')
+    head = f'{"frame":>8}' + ''.join(f'{title:>15}' for title in (*titles, 'window'))
+    rows = [
+        f'{part.last_frame:8d}{part.forward_ms:15.2f}{part.wall_ms:15.2f}{part.worst_ms:15.2f}'
+        f'{part.tensors_mb:15.2f}{part.resident_mb:15.1f}{part.window:15d}'
+        for part in found.parts
+    ]
+    return [head, *rows, f'compilations since READY: {found.recompiles}', *_slope_lines(found)]
+
+
+def soak_values(found: Soak) -> dict[str, object]:
+    """Return table and slopes for JSON."""
+    values = {'parts': [asdict(part) for part in found.parts], 'recompiles': found.recompiles}
+    if len(found.full) < 2:
+        return values
+    return values | {
+        'slope_per_1000_frames': {key: found.slope(key) for key in _COLUMNS},
+        'last_over_first': {key: found.growth(key) for key in _COLUMNS},
+    }
+
+
+def held_bytes(device: torch.device) -> int:
+    """Return how many bytes the tensors of this process hold on the device."""
+    gc.collect()
+    if device.type == 'cuda':
+        return torch.cuda.memory_allocated(device)
+    storages = {
+        storage.data_ptr(): storage.nbytes()
+        for each in gc.get_objects()
+        if issubclass(type(each), Tensor) and each.device.type == 'cpu'
+        for storage in (each.untyped_storage(),)
+    }
+    return sum(storages.values())
+
+
+def resident_bytes() -> int:
+    """Return how much host memory the process occupies."""
+    pages = int(Path('/proc/self/statm').read_text().split()[1])
+    return pages * os.sysconf('SC_PAGE_SIZE')
+
+
+def _slope_lines(found: Soak) -> list[str]:
+    if len(found.full) < 2:
+        return ['too few frames with a full window to tell slopes']
+    return [
+        'with a full window:',
+        *(
+            f'  {name:10}{found.slope(key):+12.4f} {unit} in 1000 frames, last / first '
+            f'{found.growth(key):.4f}'
+            for key, (name, unit) in _COLUMNS.items()
+        ),
+    ]
+
+
+def _sizes(count: int) -> Iterator[int]:
+    """Yield how many of `count` frames are in each part; none is empty."""
+    ends = sorted({round(count * i / _PARTS) for i in range(1, _PARTS + 1)} - {0})
+    yield from np.diff([0, *ends]).tolist()
+
+
+def _part(pushes: list[Push], is_full: bool, engine: StreamEngine, device: torch.device) -> Part:
+    walls = [push.wall_ms for push in pushes]
+    return Part(
+        engine.frames - 1,
+        is_full,
+        float(np.median([push.forward_ms for push in pushes])),
+        float(np.median(walls)),
+        max(walls),
+        held_bytes(device) / 1e6,
+        resident_bytes() / 1e6,
+        engine.window,
+    )

@@ -1,0 +1,180 @@
+"""Run frames through an engine and take the time, the scale batch apart from later frames."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+import time
+
+from lingbot_map.benchmark.frames import noise
+from lingbot_map.benchmark.setup import build, Ready, Setup, synchronize
+from lingbot_map.mapping.points import PointFilter
+from lingbot_map.streaming.compiling import compilations
+from lingbot_map.streaming.engine import StreamEngine
+from lingbot_map.streaming.frame import Frame, FrameResult
+import numpy as np
+import torch
+from torch import Tensor
+
+_AROUND_POSITION = 30  # frames before and after 10, 50 and 90 % of the run
+_AROUND_TRACE = 3
+_TRACE_STEP = 100
+_LEAST_POSITION = 10
+_OUTSIDE_ROUNDS = 20
+_CAMERA_WIDTH = 1280  # of the images whose upload and resize is timed
+_NOTES = 5  # lines about the progress of a run
+
+Say = Callable[[str], None]  # takes a line about the progress
+
+
+@dataclass(frozen=True)
+class Push:
+    """One image after the scale batch."""
+
+    held: int  # keyframes in memory before it
+    preprocess_ms: float  # upload and resize
+    forward_ms: float  # the network, until the pose is on the host
+    wall_ms: float  # everything, until the device is idle
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one engine did with the frames."""
+
+    setup: Setup
+    label: str  # compile mode and attention
+    ready_s: float
+    scale_batch_ms: float
+    pushes: list[Push]
+    peak_gb: float  # 1e9 bytes that tensors held at most; 0 on a CPU
+    reserved_gb: float  # the same with what the allocator keeps
+    recompiles: int  # since READY
+    outside: dict[str, float]  # name -> ms of what surrounds the network
+
+    @property
+    def forward_ms(self) -> np.ndarray:
+        return np.array([push.forward_ms for push in self.pushes])
+
+    @property
+    def full_ms(self) -> np.ndarray:
+        """Times of the frames that saw a full window; empty if there are none."""
+        full = self.setup.num_scale_frames + self.setup.sliding_window
+        return np.array([push.forward_ms for push in self.pushes if push.held >= full])
+
+    @property
+    def median_ms(self) -> float:
+        """Return the median with the window full, or of all frames if it never was."""
+        return float(np.median(self.full_ms if len(self.full_ms) else self.forward_ms))
+
+    @property
+    def p99_over_median(self) -> float:
+        times = self.full_ms if len(self.full_ms) else self.forward_ms
+        return float(np.percentile(times, 99) / np.median(times))
+
+    @property
+    def frames(self) -> int:
+        return self.setup.num_scale_frames + len(self.pushes)
+
+    @property
+    def fps(self) -> float:
+        return 1e3 * self.frames / (self.scale_batch_ms + self.forward_ms.sum())
+
+    def positions_ms(self) -> dict[int, float]:
+        """Return percent of the run -> median of the frames around it."""
+        times = self.forward_ms
+        places = {10: max(len(times) // 10, _LEAST_POSITION)}
+        places |= {percent: len(times) * percent // 100 for percent in (50, 90)}
+        return {percent: _around(times, at, _AROUND_POSITION) for percent, at in places.items()}
+
+    def trace_ms(self) -> dict[int, float]:
+        """Return every hundredth frame's index, counted from the start -> median around it."""
+        first = self.setup.num_scale_frames
+        indices = range(_TRACE_STEP, self.frames, _TRACE_STEP)
+        return {
+            i: _around(self.forward_ms, i - first, _AROUND_TRACE) for i in indices if i >= first
+        }
+
+
+def _around(times: np.ndarray, at: int, reach: int) -> float:
+    at = min(at, len(times) - 1)
+    return float(np.median(times[max(at - reach, 0) : at + reach + 1]))
+
+
+def measure(
+    setup: Setup, weights: dict[str, Tensor], frames: int, say: Say, outside: bool = False
+) -> Run:
+    """Build an engine and run noise through it; `outside` also times what is around it."""
+    say(f'compile_mode {setup.compile_mode}: loading and warming up')
+    ready = build(setup, weights)
+    say(f'READY after {ready.ready_s:.1f} s: {ready.label(setup.compile_mode)}')
+    compiled = compilations()
+    images = noise(setup, frames)
+    scale_batch_ms, results = _scale_batch(ready.engine, images)
+    pushes = list(announced(stream(ready.engine, images, setup.device), frames, say))
+    return Run(
+        setup,
+        ready.label(setup.compile_mode),
+        ready.ready_s,
+        scale_batch_ms,
+        pushes,
+        *_peak_gb(setup.device),
+        recompiles=compilations() - compiled,
+        outside=_outside_ms(ready, setup, results[-1]) if outside else {},
+    )
+
+
+def _scale_batch(engine: StreamEngine, images: Iterator) -> tuple[float, list[FrameResult]]:
+    while not (results := engine.push(next(images))):
+        pass
+    return sum(result.timings_ms['forward'] for result in results), results
+
+
+def stream(engine: StreamEngine, images: Iterable, device: torch.device) -> Iterator[Push]:
+    """Push images after the scale batch, each when the device is done with the one before."""
+    for rgb in images:
+        held = engine.held_keyframes
+        start_s = time.perf_counter()
+        (result,) = engine.push(rgb)
+        synchronize(device)
+        wall_ms = 1e3 * (time.perf_counter() - start_s)
+        yield Push(held, result.timings_ms['preprocess'], result.timings_ms['forward'], wall_ms)
+
+
+def announced(pushes: Iterable[Push], count: int, say: Say) -> Iterator[Push]:
+    """Pass on all of about `count` pushes and say now and then how far they are."""
+    step = max(count // _NOTES, 1)
+    for i, push in enumerate(pushes, 1):
+        if i % step == 0:
+            say(f'{i} of {count} frames, {push.forward_ms:.1f} ms')
+        yield push
+
+
+def _peak_gb(device: torch.device) -> tuple[float, float]:
+    if device.type != 'cuda':
+        return 0.0, 0.0
+    allocated = torch.cuda.max_memory_allocated(device)
+    return allocated / 1e9, torch.cuda.max_memory_reserved(device) / 1e9
+
+
+def _outside_ms(ready: Ready, setup: Setup, result: FrameResult) -> dict[str, float]:
+    """Return what a camera's image and a whole cloud cost beside the network."""
+    height = round(_CAMERA_WIDTH * setup.image_height / setup.image_width)
+    camera = np.random.default_rng(0).integers(0, 256, (height, _CAMERA_WIDTH, 3), dtype=np.uint8)
+    mapping = ready.engine.pixel_map(height, _CAMERA_WIDTH)
+    pack = PointFilter()
+    points = len(pack(result, result.T_world_cam))
+    parts = {
+        f'upload and resize of {_CAMERA_WIDTH}x{height}': lambda: Frame.of(
+            camera, None, mapping, setup.device
+        ),
+        f'cloud of {points} points': lambda: pack(result, result.T_world_cam),
+    }
+    return {name: _median_ms(call, setup.device) for name, call in parts.items()}
+
+
+def _median_ms(call: Callable[[], object], device: torch.device) -> float:
+    times = []
+    for _ in range(_OUTSIDE_ROUNDS):
+        start_s = time.perf_counter()
+        call()
+        synchronize(device)
+        times.append(1e3 * (time.perf_counter() - start_s))
+    return float(np.median(times))

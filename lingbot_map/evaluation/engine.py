@@ -1,0 +1,72 @@
+"""The node's engine for an evaluation, and a record of what it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+import hashlib
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+import platform
+
+from lingbot_map.streaming.checkpoint import default_dtype, resolve
+from lingbot_map.streaming.engine import StreamEngine
+from lingbot_map.streaming.loading import choose_device, load_engine
+from lingbot_map_ros.parameters import NodeParams, PARAMETERS
+from lingbot_map_ros.stream_settings import network_width
+import torch
+
+_PACKAGES = ('lingbot_map_ros', 'torch', 'numpy', 'pillow', 'rosbags', 'opencv-python-headless')
+_INTERVAL = 'keyframe_interval'  # 0 here, which is no parameter of the node, and set per recording
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An engine and the part of run.yaml that describes it."""
+
+    engine: StreamEngine
+    device: torch.device
+    resolved: dict[str, object]  # settings whose value depends on the machine or the model
+    weights_sha256: str
+
+
+def load(settings: dict) -> Loaded:
+    """Load the network; CheckpointError, ParameterError: weights or device cannot be used."""
+    names = settings.keys() & PARAMETERS.keys() - {_INTERVAL}
+    values = {name: settings[name] for name in names}
+    if values['keyframe_policy'] == 'auto':  # each recording sets the interval that it needs
+        values['keyframe_policy'] = 'interval'
+    values['motion_gate'] = False  # every image gets its pose
+    params = NodeParams.from_values(values)
+    device = choose_device(params.device)
+    dtype = default_dtype(device) if params.dtype == 'auto' else getattr(torch, params.dtype)
+    engine = load_engine(params)
+    resolved = {
+        'device': str(device),
+        'dtype': str(dtype).removeprefix('torch.'),
+        'image_width': network_width(params),
+    }
+    if Path(params.checkpoint).is_file():
+        resolved['checkpoint'] = str(Path(params.checkpoint).resolve())
+    return Loaded(engine, device, resolved, _weights_hash(params.model, params.checkpoint))
+
+
+def versions() -> dict[str, str]:
+    """Return what decides about the last bits of the numbers."""
+    found = {'python': platform.python_version(), 'machine': platform.machine()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # comes from a distribution, pip does not know it
+            found[package] = 'unknown'
+    found['cuda'] = torch.version.cuda or 'none'
+    return found
+
+
+def _weights_hash(model: str, checkpoint: str) -> str:
+    if checkpoint == 'random':
+        return 'random, seed 0'
+    digest = hashlib.sha256()
+    with open(resolve(model, checkpoint), 'rb') as file:
+        while block := file.read(1 << 24):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,110 @@
+"""Where the results of evaluations lie: names, what is finished, who may write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+import fcntl
+import os
+from pathlib import Path
+import shutil
+import tempfile
+
+from lingbot_map.evaluation.settings import read_config, SettingsError
+from lingbot_map.recordings.source import Source
+
+RUN_FILE = 'run.yaml'
+
+
+@dataclass(frozen=True)
+class Recording:
+    """An input that has been opened."""
+
+    path: Path
+    name: str  # of the folder of its results
+    source: Source
+
+
+def unique_names(paths: list[Path]) -> list[str]:
+    """Return names of folders for results: that of the file, with its parents' where needed."""
+    if len(set(paths)) < len(paths):
+        raise SettingsError('a recording is named twice')
+    stems = [path.parent / (path.name if path.is_dir() else path.stem) for path in paths]
+    for depth in range(1, max(len(stem.parts) for stem in stems) + 1):
+        names = ['_'.join(stem.parts[-depth:]).strip('/_') or 'recording' for stem in stems]
+        if len(set(names)) == len(names):
+            return names
+    raise SettingsError(f"two recordings are both named '{stems[0]}' but for their suffix")
+
+
+@contextmanager
+def only_writer(out: Path) -> Iterator[None]:
+    """Hold the folder against a second evaluation that would clear away what this one writes."""
+    if out.exists() and not out.is_dir():
+        raise SettingsError(f"--out: '{out}' is not a folder")
+    made = not out.exists()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()  # permissions alone do not tell
+        descriptor = os.open(out, os.O_RDONLY)
+    except OSError as error:
+        raise SettingsError(f"--out: '{out}' cannot be written: {error.strerror}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise SettingsError(f"--out: another evaluation is writing to '{out}'") from None
+    finally:
+        os.close(descriptor)
+        if made and not any(out.iterdir()):
+            out.rmdir()
+
+
+def is_finished(out: Path, recording: Recording, settings: dict) -> bool:
+    """Tell whether the same evaluation is there already; SettingsError if another one is."""
+    folder = out / recording.name
+    if not folder.exists():
+        return False
+    if not (folder / RUN_FILE).is_file():
+        raise SettingsError(f"'{folder}' exists and is no evaluation: choose another --out")
+    content = read_config(folder / RUN_FILE)
+    now = {'path': str(recording.path), 'bytes': size_of(recording.path, out)}
+    changed = [
+        f'{name} {before.get(name)!r} -> {value!r}'
+        for before, after in ((content['input'], now), (content['settings'], settings))
+        for name, value in after.items()
+        if before.get(name) != value
+    ]
+    if changed:
+        raise SettingsError(
+            f"'{folder}' was made otherwise ({', '.join(changed)}): choose another --out, or add "
+            '--overwrite'
+        )
+    return True
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """Yield a folder beside `target` that takes its place if the block ends well."""
+    part, old = (target.with_name(f'.{target.name}.{word}') for word in ('part', 'old'))
+    for leftover in (part, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        yield part
+        if target.exists():
+            os.rename(target, old)
+        os.rename(part, target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def size_of(path: Path, out: Path) -> int:
+    """Return the size of a file, or of all files below a folder but results below `out`."""
+    if path.is_file():
+        return path.stat().st_size
+    results = out.resolve()
+    files = (file for file in path.rglob('*') if results not in file.parents and file.is_file())
+    return sum(file.stat().st_size for file in files)

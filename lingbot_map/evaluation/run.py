@@ -1,0 +1,246 @@
+"""
+Run a recording through the engine, picture by picture, and keep what it says.
+
+The same engine as the node's, without queue or clock: nothing is dropped, and the same input on
+the same machine gives the same numbers (`deterministic_kernels`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+import os
+import resource
+import time
+
+from lingbot_map.images.camera import Camera
+from lingbot_map.images.mask import ImageMask
+from lingbot_map.images.turning import turn_picture, turn_rotation
+from lingbot_map.images.view import View
+from lingbot_map.mapping.map_frame import MapFrame
+from lingbot_map.recordings.source import SourceError
+from lingbot_map.streaming.engine import NotFiniteError, StreamEngine, StreamLimitError
+from lingbot_map.streaming.frame import FrameResult
+from lingbot_map.streaming.memory_fit import MemoryLimitError
+import numpy as np
+import torch
+
+_CUBLAS_WORKSPACE = ':4096:8'  # the larger of the two settings under which cuBLAS is reproducible
+
+
+@dataclass(frozen=True)
+class PlacedFrame:
+    """One picture with its result and its place in the map."""
+
+    stamp_ns: int
+    rgb: np.ndarray  # (H, W, 3) uint8, rectified
+    result: FrameResult
+    T_map_cam: np.ndarray  # (4, 4) float64, map units
+
+
+@dataclass(frozen=True)
+class Viewing:
+    """How pictures are prepared for the network; see `View`."""
+
+    camera: Camera | None = None
+    mask: ImageMask | None = None
+    degrees: int = 0  # clockwise, to make the pictures of a camera mounted sideways upright
+    replace_intrinsics: bool = False
+
+    def view(self, size: tuple[int, int]) -> View:
+        """Return the view of pictures of `size` (width, height); MaskError, SourceError."""
+        if self.camera is not None and self.camera.size != size:
+            raise SourceError(
+                f'camera_info is for images of {"x".join(map(str, self.camera.size))}, these are '
+                f'{"x".join(map(str, size))}: set camera_info to none'
+            )
+        seen = None if self.mask is None else self.mask.seen(*size)
+        return View(size, self.camera, seen, self.degrees, self.replace_intrinsics)
+
+
+DIRECT = Viewing()  # as the pictures are
+
+
+@dataclass(frozen=True)
+class Run:
+    """The trajectory of one recording; rows are the pictures that have a pose."""
+
+    stamps_ns: list[int]
+    T_map_cam: np.ndarray  # (N, 4, 4)
+    is_keyframe: np.ndarray  # (N,) bool
+    images: int  # that went in
+    image_size: tuple[int, int]  # width, height
+    windows: int  # one more than the memory was rolled over
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a run cost."""
+
+    warm_up_s: float
+    scale_batch_ms: float  # the first frames, which run together
+    frame_ms: list[float]  # each later one: upload, resize, network, until the pose is known
+    engine_s: float
+    total_s: float  # reading, decoding and exports included
+
+
+def run_recording(
+    engine: StreamEngine,
+    pictures: Iterable[tuple[int, np.ndarray]],
+    scale: float = 1.0,
+    viewing: Viewing = DIRECT,
+    consumers: Sequence[Callable[[PlacedFrame], None]] = (),
+) -> tuple[Run, Timing]:
+    """
+    Stream (stamp_ns, rgb) pairs, at least one, into a map of their own.
+
+    `consumers` see each placed frame in order. A frame whose pose is not finite has no place and
+    is left out. Raises SourceError if the size of the pictures changes or the engine has to start
+    a new map, MaskError if the mask does not fit.
+    """
+    started_s = time.perf_counter()
+    feed, rows = _Feed(engine, viewing), []
+    frame = MapFrame(scale, turn_rotation(viewing.degrees))
+    for result in feed.results(pictures):
+        stamp_ns, rgb = result.tag
+        try:
+            T_map_cam = frame.place(result.T_world_cam).T_map_body
+        except FloatingPointError:
+            continue
+        rows.append((stamp_ns, T_map_cam, result.is_keyframe))
+        for consume in consumers:
+            as_mounted = turn_picture(rgb, -viewing.degrees % 360)
+            consume(PlacedFrame(stamp_ns, as_mounted, result, T_map_cam))
+    run = Run(
+        [stamp_ns for stamp_ns, _, _ in rows],
+        np.array([T for _, T, _ in rows]).reshape(-1, 4, 4),
+        np.array([is_keyframe for *_, is_keyframe in rows], bool),
+        feed.images,
+        feed.size,
+        engine.window + 1,
+    )
+    return run, feed.timing(time.perf_counter() - started_s)
+
+
+class _Feed:
+    """Pushes pictures and times the engine; the call that runs the scale batch is told apart."""
+
+    def __init__(self, engine: StreamEngine, viewing: Viewing):
+        self.images = 0
+        self.size: tuple[int, int] | None = None  # width, height
+        self._engine, self._viewing = engine, viewing
+        self._view: View | None = None
+        self._sequence = 0
+        self._warm_up_s = self._scale_batch_ms = self._engine_s = 0.0
+        self._frame_ms: list[float] = []
+        self._initialized = False
+
+    def results(self, pictures: Iterable[tuple[int, np.ndarray]]) -> Iterator[FrameResult]:
+        for stamp_ns, rgb in pictures:
+            self._check_size(stamp_ns, rgb)
+            self.images += 1
+            prepared = self._view.prepare(rgb)
+            try:
+                results = self._timed(self._engine.push, prepared, (stamp_ns, prepared))
+            except StreamLimitError:  # with on_limit stop
+                raise _memory_is_full(stamp_ns) from None
+            if self._engine.sequence != self._sequence:
+                raise _memory_is_full(stamp_ns)
+            yield from results
+        if self._engine.waiting:
+            yield from self._timed(self._engine.flush)
+
+    def _check_size(self, stamp_ns: int, rgb: np.ndarray) -> None:
+        height, width = rgb.shape[:2]
+        if self.size is None:
+            self.size = (width, height)
+            self._view = self._viewing.view(self.size)
+            start = time.perf_counter()
+            self._warm_up(*self._view.upright_size[::-1])
+            self._sequence = self._engine.sequence
+            self._warm_up_s = time.perf_counter() - start
+        elif self.size != (width, height):
+            raise SourceError(
+                f'the image at {stamp_ns * 1e-9:.3f} s is {width}x{height}, those before are '
+                f'{self.size[0]}x{self.size[1]}: evaluate them apart, with --start and --duration'
+            )
+
+    def _warm_up(self, height: int, width: int) -> None:
+        try:
+            self._engine.warm_up(height, width)
+        except MemoryLimitError:
+            raise
+        except ValueError as error:  # no shape for the network
+            raise SourceError(str(error)) from None
+
+    def _timed(self, call: Callable[..., list[FrameResult]], *arguments) -> list[FrameResult]:
+        start = time.perf_counter()
+        try:
+            results = call(*arguments)
+        except NotFiniteError as error:
+            raise SourceError(str(error)) from None
+        elapsed_s = time.perf_counter() - start
+        self._engine_s += elapsed_s
+        if self._initialized:
+            self._frame_ms.append(1e3 * elapsed_s)
+        else:
+            self._scale_batch_ms += 1e3 * elapsed_s
+            self._initialized = bool(results)
+        return [self._view.restore(result) for result in results]
+
+    def timing(self, total_s: float) -> Timing:
+        return Timing(
+            self._warm_up_s, self._scale_batch_ms, self._frame_ms, self._engine_s, total_s
+        )
+
+
+def _memory_is_full(stamp_ns: int) -> SourceError:
+    return SourceError(
+        f'the map cannot go on at {stamp_ns * 1e-9:.3f} s, since the memory is full: '
+        'raise max_keyframes or keyframe_interval, or set on_limit to roll_over'
+    )
+
+
+def timing_values(timing: Timing, run: Run, device: torch.device) -> dict[str, object]:
+    """Return the content of timing.json."""
+    frame_ms = timing.frame_ms
+    on_gpu = device.type == 'cuda'
+    return {
+        'fps': run.images / timing.engine_s,
+        'fps_with_reading_and_exports': run.images / (timing.total_s - timing.warm_up_s),
+        'latency_ms': {f'p{p}': float(np.percentile(frame_ms, p)) for p in (50, 90, 95, 99)}
+        | {'max': max(frame_ms)}
+        if frame_ms
+        else None,
+        'scale_batch_ms': timing.scale_batch_ms,
+        'warm_up_s': timing.warm_up_s,
+        'total_s': timing.total_s,
+        'gpu': torch.cuda.get_device_name(device) if on_gpu else None,
+        'gpu_memory_peak_mb': torch.cuda.max_memory_allocated(device) / 1e6 if on_gpu else None,
+        'host_memory_peak_mb': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+    }
+
+
+@contextmanager
+def deterministic_kernels() -> Iterator[dict[str, object]]:
+    """
+    Have torch use kernels that give the same bytes every time; yields what was chosen.
+
+    An operation that has no such kernel raises RuntimeError. Must begin before CUDA is used.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    cudnn = torch.backends.cudnn
+    flags = cudnn.benchmark, cudnn.deterministic
+    os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', _CUBLAS_WORKSPACE)
+    torch.use_deterministic_algorithms(True)
+    cudnn.benchmark, cudnn.deterministic = False, True
+    try:
+        yield {
+            'deterministic_algorithms': True,
+            'cudnn.benchmark': False,
+            'cudnn.deterministic': True,
+            'CUBLAS_WORKSPACE_CONFIG': os.environ['CUBLAS_WORKSPACE_CONFIG'],
+            'threads': torch.get_num_threads(),
+        }
+    finally:
+        torch.use_deterministic_algorithms(before)
+        cudnn.benchmark, cudnn.deterministic = flags

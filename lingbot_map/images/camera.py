@@ -1,0 +1,116 @@
+"""
+Calibrated cameras: from a camera_info message to the rectified picture and its intrinsics.
+
+Follows sensor_msgs/CameraInfo: K, D and R describe the raw picture, P the rectified one, both at
+full resolution before binning and region of interest.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import cv2
+from lingbot_map.images.decoding import MAX_SIDE
+import numpy as np
+
+_MAX_SKEW = 1e-3  # of R, from a rotation
+_COEFFICIENTS = {  # how many a distortion model may have
+    'plumb_bob': (4, 5),
+    'rational_polynomial': (8, 12, 14),
+    'equidistant': (4,),
+    'fisheye': (4,),  # another name of equidistant
+}
+
+
+class CameraInfoError(ValueError):
+    """Tells in one line why a camera_info message cannot be used."""
+
+
+@dataclass(frozen=True, eq=False)
+class Camera:
+    """The rectified camera, and where its pixels lie in the raw picture."""
+
+    size: tuple[int, int]  # width, height of the pictures, raw and rectified
+    K: np.ndarray  # (3, 3) float64 of the rectified picture [px]
+    maps: tuple[np.ndarray, np.ndarray] | None  # of cv2.remap; None: the raw picture is rectified
+
+    def rectify(self, picture: np.ndarray, outside: Sequence[int]) -> np.ndarray:
+        """Return a raw picture (H, W[, C]) rectified, `outside` where the camera saw nothing."""
+        if self.maps is None:
+            return picture
+        return cv2.remap(
+            picture,
+            *self.maps,
+            cv2.INTER_LINEAR,
+            borderMode=cv2.BORDER_CONSTANT,
+            borderValue=outside,
+        )
+
+
+def camera_of(info, is_rectified: bool) -> Camera:
+    """
+    Return the camera of a sensor_msgs/CameraInfo of rclpy or of rosbags.
+
+    `is_rectified`: the pictures are rectified already, and only P counts.
+    CameraInfoError: not calibrated, an unknown distortion model, or numbers that make no camera.
+    """
+    size = _picture_size(info)
+    K, R, P = (np.array(m, float).reshape(3, -1) for m in (info.k, info.r, info.p))
+    P, D = P[:, :3], np.array(info.d, float)
+    if not all(np.isfinite(m).all() for m in (K, R, P, D)):
+        raise CameraInfoError('it holds NaN or infinity')
+    if K[0, 0] == 0 and (P[0, 0] == 0 or not is_rectified):
+        raise CameraInfoError('the camera is not calibrated: its K is zero')
+    K, P = (_of_picture(m, info) for m in (K, P if P[0, 0] else K))
+    if is_rectified:
+        return Camera(size, _checked(P), None)
+    if not D.any():
+        return Camera(size, _checked(K), None)
+    if not R.any():
+        R = np.eye(3)
+    if abs(R @ R.T - np.eye(3)).max() > _MAX_SKEW:
+        raise CameraInfoError('its R is not a rotation')
+    return Camera(size, _checked(P), _maps(info.distortion_model, D, _checked(K), R, P, size))
+
+
+def _maps(
+    model: str, D: np.ndarray, K: np.ndarray, R: np.ndarray, P: np.ndarray, size: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    counts = _COEFFICIENTS.get(model)
+    if counts is None:
+        raise CameraInfoError(
+            f'its distortion model {model!r} is not known: use {", ".join(_COEFFICIENTS)}'
+        )
+    if not D[counts[-1] :].any():  # some drivers fill up with zeros
+        D = D[: counts[-1]]
+    if len(D) not in counts:
+        allowed = ' or '.join(map(str, counts))
+        raise CameraInfoError(f'{model} has {allowed} coefficients and not {len(D)}')
+    if model in ('equidistant', 'fisheye'):
+        return cv2.fisheye.initUndistortRectifyMap(K, D, R, P, size, cv2.CV_16SC2)
+    return cv2.initUndistortRectifyMap(K, D, R, P, size, cv2.CV_16SC2)
+
+
+def _picture_size(info) -> tuple[int, int]:
+    width, height = (info.roi.width or info.width), (info.roi.height or info.height)
+    width, height = width // max(1, info.binning_x), height // max(1, info.binning_y)
+    if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE):
+        raise CameraInfoError(f'its size {width}x{height} is not that of a picture')
+    return width, height
+
+
+def _of_picture(K: np.ndarray, info) -> np.ndarray:
+    """Return intrinsics of the pictures from those of the full resolution."""
+    K = K.copy()
+    K[0, 2] -= info.roi.x_offset
+    K[1, 2] -= info.roi.y_offset
+    K[0] /= max(1, info.binning_x)
+    K[1] /= max(1, info.binning_y)
+    return K
+
+
+def _checked(K: np.ndarray) -> np.ndarray:
+    if not (K[0, 0] > 0 and K[1, 1] > 0) or (K[2] != (0, 0, 1)).any():
+        raise CameraInfoError(
+            f'{K[0, 0]:g} and {K[1, 1]:g} are no focal lengths, or the last row is not 0 0 1'
+        )
+    return K

@@ -1,0 +1,219 @@
+"""
+Pictures out of rosbag2 (sqlite3, mcap) and ROS 1 bags, without ROS.
+
+Reading goes through the optional package `rosbags`. Types come from the bag's own definitions, or
+from ROS 2 Jazzy where an old bag has none.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+import struct
+from types import SimpleNamespace
+
+from lingbot_map.images.compressed_images import compressed_to_rgb
+from lingbot_map.images.decoding import to_rgb, UnsupportedImage
+from lingbot_map.recordings.source import BAG_SUFFIXES, DEFAULT_FRAME_ID, Source, SourceError
+import numpy as np
+
+IMAGE_TYPES = ('sensor_msgs/msg/Image', 'sensor_msgs/msg/CompressedImage')
+_INFO_TYPE = 'sensor_msgs/msg/CameraInfo'
+
+
+class BagSource(Source):
+    """
+    Read the pictures of one topic in the order of the recording.
+
+    Stamps are the header's; a header without one takes the time of recording. A picture whose
+    stamp does not lie after the one before is left out and counted in `skipped`.
+    """
+
+    def __init__(self, path: Path, image_topic: str):
+        self._path = path
+        self.skipped = 0
+        with reading(path) as reader:
+            self.topics = topic_counts(reader)
+            self.image_topic = _pick_image_topic(path, self.topics, image_topic)
+            self._count = sum(c.msgcount for c in _connections(reader, self.image_topic))
+            _, first = next(messages(reader, self.image_topic), (0, None))
+        if first is None:
+            raise SourceError(
+                f"'{path}' is damaged: none of the {self._count} images of "
+                f"'{self.image_topic}' can be found"
+            )
+        self._rgb(first)  # an encoding that cannot be read shows at once
+        self.frame_id = first.header.frame_id or DEFAULT_FRAME_ID
+
+    def __len__(self) -> int:
+        return self._count
+
+    def lazy(self) -> Iterator[tuple[int, Callable[[], np.ndarray]]]:
+        self.skipped = found = 0
+        newest = -1
+        for recorded_ns, message in self._all_messages():
+            found += 1
+            stamp = stamp_of(message) or recorded_ns
+            if stamp <= newest:
+                self.skipped += 1
+                continue
+            newest = stamp
+            yield stamp, partial(self._rgb, message)
+        if found < self._count:
+            raise SourceError(
+                f"'{self._path}' is damaged: {found} of the {self._count} images of "
+                f"'{self.image_topic}' can be read"
+            )
+
+    def _all_messages(self) -> Iterator[tuple[int, object]]:
+        with reading(self._path) as reader:
+            yield from messages(reader, self.image_topic)
+
+    def _rgb(self, message) -> np.ndarray:
+        name = f'{self._path} {self.image_topic}'
+        decode = compressed_to_rgb if hasattr(message, 'format') else to_rgb
+        try:
+            return decode(message)
+        except UnsupportedImage as error:
+            raise SourceError(f"'{name}': {error}") from None
+
+
+@contextmanager
+def reading(path: Path):
+    """Open a bag; whatever is broken in it comes out as one SourceError."""
+    try:
+        import apsw
+        from rosbags.highlevel import AnyReader, AnyReaderError
+        from rosbags.rosbag1 import ReaderError as Ros1ReaderError
+        from rosbags.rosbag2 import ReaderError as Ros2ReaderError
+        from rosbags.rosbag2.reader import zstd
+        from rosbags.typesys import get_typestore, Stores
+    except ImportError as error:
+        raise SourceError(
+            f"'{path}' is a bag, which needs the package rosbags (pip install rosbags): {error}"
+        ) from None
+    # what rosbags lets through from the layers below it when bytes are missing or wrong
+    damage = (
+        AnyReaderError,
+        Ros1ReaderError,
+        Ros2ReaderError,
+        apsw.Error,
+        zstd.ZstdError,
+        struct.error,
+        OSError,
+        EOFError,
+        ValueError,
+        TypeError,
+        LookupError,
+        OverflowError,
+        MemoryError,
+        AssertionError,
+    )
+    try:
+        with AnyReader(
+            _bag_files(path), default_typestore=get_typestore(Stores.ROS2_JAZZY)
+        ) as reader:
+            _complete_types(reader)
+            yield reader
+    except SourceError:
+        raise
+    except damage as error:
+        reason = ' '.join(str(error).split()) or type(error).__name__
+        raise SourceError(f"'{path}' is cut short or damaged, or not a bag: {reason}") from None
+
+
+def read_camera_info(path: Path, image_topic: str, topic: str = ''):
+    """
+    Return the first sensor_msgs/CameraInfo of `topic`; '' takes the one beside the images, if any.
+
+    ROS 1 has capital names in it: they are made those of ROS 2. Raises SourceError for a topic
+    that has none.
+    """
+    with reading(path) as reader:
+        infos = [
+            (t, kind) for t, kind, count in topic_counts(reader) if kind == _INFO_TYPE and count
+        ]
+        if not topic:
+            namespace = image_topic.removesuffix('/compressed').rpartition('/')[0]
+            topic = f'{namespace}/camera_info'
+            if topic not in dict(infos):
+                return None
+        if absolute(topic) not in dict(infos):
+            raise SourceError(
+                f"'{path}' has no camera_info on '{absolute(topic)}'; "
+                f'such topics: {listing(infos)}'
+            )
+        _, info = next(messages(reader, absolute(topic)))
+    return SimpleNamespace(**{f.name.lower(): getattr(info, f.name) for f in fields(info)})
+
+
+def _complete_types(reader) -> None:
+    """Add what a bag that defines only some of its types leaves out, if ROS 2 Jazzy has it."""
+    own = reader.typestore.fielddefs
+    if all(connection.msgtype in own for connection in reader.connections):
+        return
+    known = reader.default_typestore.fielddefs
+    reader.typestore.register({name: known[name] for name in known if name not in own})
+
+
+def _bag_files(path: Path) -> list[Path]:
+    """Return what rosbags opens: the folder, or its storage files if metadata.yaml is missing."""
+    if path.is_file() or (path / 'metadata.yaml').exists():
+        return [path]
+    return sorted(file for file in path.iterdir() if file.suffix in BAG_SUFFIXES)
+
+
+def topic_counts(reader) -> list[tuple[str, str, int]]:
+    """Return (topic, type, number of messages) for each topic."""
+    return [
+        (name, info.msgtype or 'several types', info.msgcount)
+        for name, info in sorted(reader.topics.items())
+    ]
+
+
+def _pick_image_topic(path: Path, counts: list[tuple[str, str, int]], wanted: str) -> str:
+    images = [
+        (name, msgtype) for name, msgtype, count in counts if msgtype in IMAGE_TYPES and count
+    ]
+    if wanted:
+        wanted = absolute(wanted)
+        if wanted in dict(images):
+            return wanted
+        raise SourceError(f"'{path}' has no images on '{wanted}'; image topics: {listing(images)}")
+    if not images:
+        raise SourceError(
+            f"'{path}' has no image topic; its topics: "
+            f'{listing((name, msgtype) for name, msgtype, _ in counts)}'
+        )
+    if len(images) > 1:
+        raise SourceError(
+            f"'{path}' has several image topics, choose one with --image-topic: {listing(images)}"
+        )
+    return images[0][0]
+
+
+def messages(reader, topic: str) -> Iterator[tuple[int, object]]:
+    """Yield (time of recording [ns], message) of one topic."""
+    for connection, recorded_ns, raw in reader.messages(connections=_connections(reader, topic)):
+        yield recorded_ns, reader.deserialize(raw, connection.msgtype)
+
+
+def _connections(reader, topic: str) -> list:
+    return [connection for connection in reader.connections if connection.topic == topic]
+
+
+def stamp_of(message) -> int:
+    """Return the stamp of a message's header [ns]."""
+    stamp = message.header.stamp
+    return stamp.sec * 10**9 + stamp.nanosec
+
+
+def absolute(topic: str) -> str:
+    """Return the topic as bags name it."""
+    return topic if topic.startswith('/') else f'/{topic}'
+
+
+def listing(topics) -> str:
+    """Return (topic, type) pairs as one text."""
+    return ', '.join(f'{name} ({msgtype})' for name, msgtype in topics) or 'none'

@@ -1,0 +1,241 @@
+"""
+Recorded input as a stream of stamped pictures: image folders, data sets, videos, rosbags.
+
+A source has a length, a `frame_id`, counts what it left out in `skipped`, and yields
+(stamp_ns, rgb) with strictly increasing stamps, rgb uint8 (H, W, 3). It reads while it is iterated
+and can be iterated again; `lazy` leaves it to the caller which pictures are decoded. Whatever is
+wrong with the input is one SourceError of one line, as early as it can be known.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+import os
+from pathlib import Path
+import re
+from typing import BinaryIO, Protocol
+
+from lingbot_map.images.compressed_images import DAMAGED_PICTURE
+from lingbot_map.streaming.preprocess import open_rgb
+import numpy as np
+from PIL import Image
+
+IMAGE_SUFFIXES = ('.bmp', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')
+BAG_SUFFIXES = ('.bag', '.db3', '.mcap')
+DEFAULT_FRAME_ID = 'camera_optical_frame'
+DEFAULT_FPS = 10.0
+_LEAST_FPS, _MOST_FPS = 1e-3, 1e3  # beyond them stamps leave the range of ROS, or coincide
+
+_EXIF_ORIENTATION = 0x0112
+_VIDEO_ENDS_EARLY = 0.9  # containers only estimate their count; far below it, it is cut short
+
+
+class SourceError(ValueError):
+    """Tell in one line what is wrong with the input and what would help."""
+
+
+class Source(Protocol):
+    """What every kind of input offers."""
+
+    frame_id: str
+    skipped: int
+
+    def __len__(self) -> int:
+        """Return the number of pictures (for some videos an estimate)."""
+
+    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield (stamp_ns, rgb uint8 (H, W, 3)) with strictly increasing stamps."""
+        for stamp_ns, read in self.lazy():
+            yield stamp_ns, read()
+
+    def lazy(self) -> Iterator[tuple[int, Callable[[], np.ndarray]]]:
+        """Yield (stamp_ns, read); `read()` decodes the picture and is valid until the next one."""
+
+
+def open_source(path: str | os.PathLike, image_topic: str = '', fps: float = 0.0) -> Source:
+    """
+    Return the source at `path`, checked as far as that goes without decoding everything.
+
+    `image_topic` chooses among the topics of a bag; '' takes the only one. `fps` is the rate [Hz]
+    of an image folder's stamps, or how many frames per second to take of a video; 0 means 10 Hz
+    and every frame. Raises SourceError.
+    """
+    path = Path(path)
+    try:
+        return _open_source(path, image_topic, fps)
+    except PermissionError as error:
+        raise SourceError(f"'{path}' cannot be read: {error.strerror.lower()}") from None
+
+
+def _open_source(path: Path, image_topic: str, fps: float) -> Source:
+    if not path.exists():
+        raise SourceError(f"'{path}' does not exist")
+    if any(0xD800 <= ord(letter) < 0xE000 for letter in str(path.resolve())):
+        raise SourceError(f'the name {os.fsencode(path)!r} is not UTF-8: rename it')
+    if fps and not _LEAST_FPS <= fps <= _MOST_FPS:
+        raise SourceError(f'fps is {fps}: set it to {_LEAST_FPS:g} to {_MOST_FPS:g} Hz')
+    if is_bag(path):
+        if fps:
+            raise SourceError(f"'{path}' is a bag with stamps of its own: leave fps out")
+        from lingbot_map.recordings.bags import BagSource  # rosbags is optional
+
+        return BagSource(path, image_topic)
+    if image_topic:
+        raise SourceError(f"'{path}' is not a bag: leave the image topic '{image_topic}' out")
+    if path.is_dir():
+        from lingbot_map.recordings.datasets import open_dataset  # which imports this module
+
+        return open_dataset(path, fps) or folder_source(path, fps or DEFAULT_FPS)
+    if path.suffix.lower() in IMAGE_SUFFIXES:
+        return folder_source(path, fps or DEFAULT_FPS)
+    return VideoSource(path, fps)
+
+
+def is_bag(path: Path) -> bool:
+    """Tell whether `path` looks like a rosbag2 folder, one of its files, or a ROS 1 bag."""
+    if path.is_dir():
+        return (path / 'metadata.yaml').exists() or any(
+            file.suffix in BAG_SUFFIXES for file in path.iterdir()
+        )
+    return path.suffix in BAG_SUFFIXES
+
+
+def read_picture(file: BinaryIO | Path, name: str) -> np.ndarray:
+    """
+    Return an encoded picture as rgb uint8 (H, W, 3), the way spec section 3 loads files.
+
+    EXIF orientation is applied, RGBA is composited over white.
+    Raises SourceError with `name` for what is no picture or a damaged one.
+    """
+    try:
+        return open_rgb(file)
+    except DAMAGED_PICTURE:
+        raise SourceError(f"'{name}' is not an image or is damaged") from None
+
+
+class FileSource(Source):
+    """Read picture files of one size whose stamps [ns] are known and ascending."""
+
+    def __init__(self, files: Sequence[Path], stamps_ns: Sequence[int]):
+        self.frame_id = DEFAULT_FRAME_ID
+        self.skipped = 0
+        self._files, self._stamps_ns = files, stamps_ns
+        _check_one_size(files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def lazy(self) -> Iterator[tuple[int, Callable[[], np.ndarray]]]:
+        for stamp_ns, file in zip(self._stamps_ns, self._files, strict=True):
+            yield stamp_ns, partial(read_picture, file, str(file))
+
+
+def folder_source(path: Path, fps: float) -> FileSource:
+    """Return the pictures of a folder, or a single one, in the natural order of their names."""
+    files = image_files(path) if path.is_dir() else [path]
+    if not files:
+        raise SourceError(
+            f"'{path}' holds no images ({' '.join(IMAGE_SUFFIXES)}), no bag and no video"
+        )
+    return FileSource(files, even_stamps(len(files), fps))
+
+
+def even_stamps(count: int, fps: float) -> list[int]:
+    """Return stamps [ns]; the first is one period, because 0 means "not set" in ROS."""
+    return [round(i * 1e9 / fps) for i in range(1, count + 1)]
+
+
+class VideoSource(Source):
+    """Decode a video with OpenCV, every n-th frame of it so that about `fps` per second remain."""
+
+    def __init__(self, path: Path, fps: float):
+        self.frame_id = DEFAULT_FRAME_ID
+        self.skipped = 0
+        self._path = path
+        capture = self._open()
+        import cv2
+
+        self._rate = capture.get(cv2.CAP_PROP_FPS)
+        self._count = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+        capture.release()
+        if not self._rate > 0:
+            raise SourceError(f"'{path}' does not tell its frame rate: extract its images instead")
+        self._every = max(1, round(self._rate / fps)) if fps else 1
+
+    def __len__(self) -> int:
+        return max(0, -(-self._count // self._every))
+
+    def lazy(self) -> Iterator[tuple[int, Callable[[], np.ndarray]]]:
+        capture = self._open()
+        decoded = 0
+        try:
+            while capture.grab():
+                if decoded % self._every == 0:
+                    yield round((decoded + 1) * 1e9 / self._rate), partial(self._picture, capture)
+                decoded += 1
+        finally:
+            capture.release()
+        if decoded < self._count * _VIDEO_ENDS_EARLY:
+            raise SourceError(
+                f"'{self._path}' is cut short or damaged: {decoded} of its "
+                f'{self._count} frames can be decoded'
+            )
+
+    def _picture(self, capture) -> np.ndarray:
+        ok, bgr = capture.retrieve()
+        if not ok:
+            raise SourceError(f"'{self._path}' is damaged: a frame of it cannot be decoded")
+        return bgr[:, :, ::-1].copy()
+
+    def _open(self):
+        # our own line says what is wrong; FFmpeg and OpenCV would add theirs
+        os.environ.setdefault('OPENCV_FFMPEG_LOGLEVEL', '-8')
+        import cv2
+
+        cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+        capture = cv2.VideoCapture(str(self._path))
+        if not capture.isOpened():
+            raise SourceError(
+                f"'{self._path}' is not a video, an image, an image folder or a bag "
+                'that can be read'
+            )
+        return capture
+
+
+def image_files(folder: Path) -> list[Path]:
+    """Return the pictures of a folder in the natural order of their names."""
+    files = [
+        file
+        for file in folder.iterdir()
+        if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith('.')
+    ]
+    return sorted(files, key=_natural_key)
+
+
+def _natural_key(file: Path) -> list[tuple[int, int | str]]:
+    """Sort 2.jpg before 10.jpg; zero-padded names sort as they always do."""
+    return [
+        (0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r'(\d+)', file.name)
+    ]
+
+
+def _check_one_size(files: Sequence[Path]) -> None:
+    first = _upright_size(files[0])
+    for file in files[1:]:
+        size = _upright_size(file)
+        if size != first:
+            raise SourceError(
+                f"'{file}' is {size[0]}x{size[1]} and '{files[0].name}' is {first[0]}x{first[1]}: "
+                'all images must be of one camera and one size'
+            )
+
+
+def _upright_size(file: Path) -> tuple[int, int]:
+    """Return width and height with the EXIF orientation applied; reads the file's head only."""
+    try:
+        with Image.open(file) as image:
+            # Pillow decodes a whole PNG in search of tags that do not come before its pixels.
+            tagged = image.format != 'PNG' or 'exif' in image.info
+            sideways = tagged and image.getexif().get(_EXIF_ORIENTATION, 1) >= 5
+            return image.size[::-1] if sideways else image.size
+    except DAMAGED_PICTURE:
+        raise SourceError(f"'{file}' is not an image or is damaged") from None

@@ -1,0 +1,102 @@
+"""
+Attention of single frames over a StreamMemory by a constant number of kernels, fit for capture.
+
+Most keys lie in rows whose number is the same for many frames: the slots of the ring, once filled,
+and the oldest special tokens beside them. A library kernel (`cudnn`, `flash`) takes these rows, a
+Triton kernel continues its softmax exactly over what is left, between bounds read on the device.
+The backend `triton` leaves all rows to the second kernel.
+"""
+
+from lingbot_map.models.memory import StreamMemory
+from lingbot_map.streaming import triton_kernels
+import torch
+from torch import Tensor
+
+# The rows of the library kernel grow by so many slots at a time while the ring fills.
+_SLOT_STEP = 8
+# Library kernels are faster by a tenth when their rows fill whole tiles.
+_TILE_ROWS = 128
+
+
+class RingAttention:
+    """
+    Stands in for `attend`, `attend_camera` and `index` of a memory, for one frame at a time.
+
+    Call `follow` after `memory.write`, before the forward pass. `fixed` are the rows that a
+    capture bakes in; frames with the same `fixed` can share one capture.
+    """
+
+    def __init__(self, memory: StreamMemory, backend: str):
+        self.memory, self.backend = memory, backend
+        self.cursor = torch.zeros(
+            triton_kernels.CURSOR_SIZE, dtype=torch.int64, device=memory.device
+        )
+        self.fixed = self._fixed_rows(0)
+
+    @property
+    def index(self) -> Tensor:
+        """Temporal position (1,) of the frame being written."""
+        return self.cursor[: triton_kernels.INDEX + 1]
+
+    def follow(self) -> None:
+        """Take over where the memory writes the frame and what it lets it see."""
+        visible = self.memory.visible_rows
+        self.fixed = self._fixed_rows(self.memory.visible_slots)
+        self._set_cursor(visible.start, visible.stop)
+
+    def all_fixed(self) -> list[slice]:
+        """Return every value that `fixed` can take, the longest first."""
+        shape = self.memory.shape
+        slots = range(min(shape.anchors + shape.window, shape.max_keyframes + 1) + 1)
+        rows = {(s.start, s.stop) for s in map(self._fixed_rows, slots)}
+        return [slice(*pair) for pair in sorted(rows, key=lambda pair: -pair[1])]
+
+    def rehearse(self, fixed: slice) -> None:
+        """Prepare for a pass over stale keys whose outputs nobody uses."""
+        self.fixed = fixed
+        self._set_cursor(fixed.start - self.memory.shape.specials, fixed.stop)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store keys and values (1, heads, P, head_dim) and attend to what is visible."""
+        memory = self.memory
+        keys, values = memory.keys[layer], memory.values[layer]
+        triton_kernels.store(k, v, keys, values, self.cursor, memory.shape.specials)
+        prior = None
+        if self.fixed.start < self.fixed.stop:
+            prior = attend_with_lse(
+                q, keys[:, :, self.fixed], values[:, :, self.fixed], self.backend
+            )
+        ranges = self.cursor[triton_kernels.RANGES :]
+        return triton_kernels.attend(q, keys, values, ranges, prior)
+
+    def attend_camera(self, iteration: int, depth: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store camera keys and values (1, heads, 1, head_dim); attend to all kept frames."""
+        memory = self.memory
+        keys, values = memory.camera_keys[iteration, depth], memory.camera_values[iteration, depth]
+        return triton_kernels.attend_camera(q, k, v, keys, values, self.cursor)
+
+    def _fixed_rows(self, visible_slots: int) -> slice:
+        shape = self.memory.shape
+        ring = shape.anchors + shape.window
+        slots = ring if visible_slots >= ring else visible_slots // _SLOT_STEP * _SLOT_STEP
+        if self.backend == 'triton':
+            slots = 0
+        patches = slots * shape.patches
+        to_tile = -patches % _TILE_ROWS
+        # All special rows below the slots are taken by then, since every slot's frame has some.
+        specials = to_tile if to_tile <= slots * shape.specials else 0
+        return slice(shape.special_rows - specials, shape.special_rows + patches)
+
+    def _set_cursor(self, first: int, last: int) -> None:
+        memory, fixed = self.memory, self.fixed
+        values = (memory.kept, *memory.written_rows, first, fixed.start, fixed.stop, last)
+        self.cursor.copy_(torch.tensor(values))
+
+
+def attend_with_lse(q: Tensor, k: Tensor, v: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+    """Return attention (1, heads, N, head_dim) and its log-sum-exp (1, heads, N), natural."""
+    if backend == 'cudnn':
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True)
+    else:
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v)
+    return out, lse

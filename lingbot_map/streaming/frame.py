@@ -1,0 +1,96 @@
+"""One image on its way into the network, and what comes out for it."""
+
+from dataclasses import dataclass
+import time
+
+from lingbot_map.geometry import decode_pose
+from lingbot_map.models.gct_stream import Outputs
+from lingbot_map.models.windows import Similarity
+from lingbot_map.streaming.preprocess import PixelMap, resize_on_device, resize_pillow
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Frame:
+    """An image as the network takes it."""
+
+    tag: object
+    image: Tensor  # (3, h, w) uint8 on the device
+    mapping: PixelMap
+    preprocess_ms: float
+
+    @classmethod
+    def of(cls, rgb: np.ndarray, tag: object, mapping: PixelMap, device: torch.device) -> 'Frame':
+        """Upload an image (H, W, 3) uint8 and resize it as `mapping` says."""
+        start = time.perf_counter()
+        if device.type == 'cpu':
+            pixels = resize_pillow(rgb, mapping).transpose(2, 0, 1).copy()
+            image = torch.from_numpy(pixels)
+        else:
+            source = torch.from_numpy(np.require(rgb, requirements=('C', 'W'))).to(device)
+            image = resize_on_device(source, mapping).contiguous()
+        return cls(tag, image, mapping, 1e3 * (time.perf_counter() - start))
+
+    @classmethod
+    def noise(cls, mapping: PixelMap, device: torch.device) -> 'Frame':
+        """Return a frame for rehearsals."""
+        pixels = torch.randint(0, 256, (3, *mapping.network_size[::-1]), dtype=torch.uint8)
+        return cls(None, pixels.to(device), mapping, 0.0)
+
+
+@dataclass(frozen=True)
+class FrameResult:
+    """What the network says about one image; arrays are copies that nothing changes later."""
+
+    tag: object  # what the caller passed with the image
+    index: int  # images taken since the last reset
+    is_keyframe: bool
+    T_world_cam: np.ndarray  # (4, 4) float64 camera-to-world, optical axes
+    intrinsics: np.ndarray  # (3, 3) float64, pixels of the original image
+    network_intrinsics: np.ndarray  # (3, 3) float64, pixels of depth, confidence and rgb
+    depth: Tensor  # (h, w) float32 z-depth, on the engine's device
+    confidence: Tensor  # (h, w) float32, at least 1, on the engine's device
+    rgb: Tensor  # (h, w, 3) uint8, on the engine's device
+    mapping: PixelMap
+    timings_ms: dict[str, float]  # preprocess, forward
+
+
+def results_of(
+    frames: list[Frame],
+    outputs: Outputs,
+    move: Similarity,
+    first: int,
+    kept: bool,
+    start_s: float,
+) -> list[FrameResult]:
+    """
+    Wait for the device and return copies of the outputs (1, S, ...) for S frames.
+
+    `move` takes the window's world frame to the sequence's, `first` is the index of the first
+    frame, `start_s` when its forward pass began, by `time.perf_counter`.
+    """
+    pose_enc = outputs['pose_enc'][0].cpu().double()  # the wait
+    forward_ms = 1e3 * (time.perf_counter() - start_s)
+    width, height = frames[0].mapping.network_size
+    T_world_cam, K = decode_pose(pose_enc, height, width)
+    T_world_cam, K = move.move(T_world_cam).numpy(), K.numpy()
+    depth = move.scale * outputs['depth'][0, ..., 0]
+    confidence = outputs['depth_conf'][0].clone()
+    return [
+        FrameResult(
+            frame.tag,
+            first + i,
+            kept,
+            T_world_cam[i],
+            frame.mapping.to_original(K[i]),
+            K[i],
+            depth[i],
+            confidence[i],
+            frame.image.permute(1, 2, 0),
+            frame.mapping,
+            {'preprocess': frame.preprocess_ms, 'forward': forward_ms / len(frames)},
+        )
+        for i, frame in enumerate(frames)
+    ]

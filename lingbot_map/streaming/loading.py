@@ -1,0 +1,88 @@
+"""Make the engine that the parameters ask for."""
+
+from __future__ import annotations
+
+from lingbot_map.config import StreamConfig
+from lingbot_map.streaming.budget import blank_model
+from lingbot_map.streaming.checkpoint import (
+    default_dtype,
+    load_model,
+    PACKAGED_MODEL,
+    set_heads_dtype,
+)
+from lingbot_map.streaming.compile_cache import use_compile_cache
+from lingbot_map.streaming.compiling import compile_model, resolve_mode
+from lingbot_map.streaming.engine import StreamEngine
+from lingbot_map.streaming.memory_fit import check_memory, memory_limit, settle
+from lingbot_map_ros.parameter_spec import ParameterError
+from lingbot_map_ros.parameters import NodeParams
+from lingbot_map_ros.stream_settings import stream_config, usual_image_size
+import torch
+
+
+def load_engine(params: NodeParams) -> StreamEngine:
+    """
+    Load the network onto its device; to be called in the thread that will use it.
+
+    CheckpointError: the weights cannot be used. ParameterError: there is no such device, or it
+    cannot do what is asked for. CompileCacheError: the folder for compiled code cannot be used.
+    MemoryLimitError: the device has not enough memory; the engine's `check_memory` raises it too.
+    """
+    device = choose_device(params.device)
+    dtype = default_dtype(device) if params.dtype == 'auto' else getattr(torch, params.dtype)
+    use_compile_cache(params.compile_cache_dir)
+    config = _settled_config(params, device, dtype)
+    model = load_model(params.model, params.checkpoint, device, dtype)
+    set_heads_dtype(model, params.heads_dtype)
+    try:
+        compile_model(model, params.compile_mode, params.attention_backend)
+    except ValueError as error:
+        raise ParameterError(f'parameter {error}') from None
+
+    def check(height: int, width: int) -> None:
+        limit = memory_limit(params.gpu_memory_limit, device)
+        check_memory(model, config, height, width, limit)
+
+    return StreamEngine(model, config, device, check)
+
+
+def _settled_config(params: NodeParams, device: torch.device, dtype: torch.dtype) -> StreamConfig:
+    """Return the settings of the stream, shrunk if they have to be and may be."""
+    try:
+        mode = resolve_mode(params.compile_mode, params.attention_backend, device, dtype)
+    except ValueError as error:
+        raise ParameterError(f'parameter {error}') from None
+    return settle(
+        blank_model(params.model, dtype, params.heads_dtype, mode),
+        stream_config(params),
+        *usual_image_size(params),
+        memory_limit(params.gpu_memory_limit, device),
+        params.fit_memory,
+    )
+
+
+def weights_origin(params: NodeParams) -> str:
+    """Return where the weights come from, or that there are none, before they are loaded."""
+    if params.checkpoint:
+        return params.checkpoint
+    if params.model != PACKAGED_MODEL:
+        return 'no checkpoint is set, and none is packaged for it'
+    return 'packaged weights, trained on rendered rooms: no model for photographs'
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the torch device of the parameter `device`; raise ParameterError if there is none."""
+    if name == 'auto':
+        return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device('meta')
+    if device.type not in ('cpu', 'cuda'):
+        raise ParameterError(f"parameter 'device' is '{name}': use auto, cpu, cuda or cuda:N")
+    if device.type == 'cuda' and (device.index or 0) >= torch.cuda.device_count():
+        raise ParameterError(
+            f"parameter 'device' is '{name}', but torch {torch.__version__} sees "
+            f'{torch.cuda.device_count()} CUDA devices: use auto or cpu'
+        )
+    return device

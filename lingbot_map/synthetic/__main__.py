@@ -1,0 +1,95 @@
+"""Rendered rooms with exact depth, poses and intrinsics: training data, test set, sample bag."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+import sys
+
+from lingbot_map.cli import Parser
+from lingbot_map.synthetic.bag import check_target, write_sample_bag
+from lingbot_map.synthetic.paths import slowed
+from lingbot_map.synthetic.rendering import Clip, render_clips, render_rooms
+from lingbot_map.synthetic.rooms import build_rooms, RoomConfig
+from lingbot_map.synthetic.statistics import clip_quantities, MARKS
+from PIL import Image
+import torch
+
+__all__ = ['Clip', 'render_clips', 'RoomConfig']
+
+# Frozen: the figures of the demo model refer to these rooms.
+TEST_SEEDS = range(10_000, 10_032)
+TEST_CONFIG = RoomConfig()
+VALIDATION_SEEDS = range(20_000, 20_256)
+FIRST_TRAINING_SEED = 1_000_000
+SAMPLE_SEED = 10_100
+# A way like those of the test set, at a third of their pace.
+SAMPLE_CONFIG = RoomConfig(width=336, height=252, num_frames=67)
+SAMPLE_FRAMES = 200
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print statistics of the test set, draw a preview, write the sample bag; return 0 or 1."""
+    parser = Parser(prog='python3 -m lingbot_map.synthetic', description=__doc__)
+    parser.add_argument(
+        '--statistics',
+        action='store_true',
+        help='measure the test set; exit 1 if it is not as stated',
+    )
+    parser.add_argument('--preview', type=Path, metavar='PNG', help='draw the test set')
+    parser.add_argument('--bag', type=Path, metavar='FOLDER', help='write the sample bag')
+    options = parser.parse_args(arguments)
+    if not (options.statistics or options.preview or options.bag):
+        parser.error('give --statistics, --preview PNG or --bag FOLDER')
+    try:
+        if options.preview:
+            _write_preview(options.preview)
+        if options.bag:
+            _write_bag(options.bag)
+        return _print_statistics() if options.statistics else 0
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f'error: {error}\n')
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write('interrupted\n')
+        return 1
+
+
+def _print_statistics():
+    quantities = clip_quantities(TEST_SEEDS, TEST_CONFIG)
+    settings = ' '.join(f'{name}={value}' for name, value in asdict(TEST_CONFIG).items())
+    lines = [
+        f'test set: seeds {TEST_SEEDS.start} .. {TEST_SEEDS.stop - 1}, {settings}',
+        f'validation seeds {VALIDATION_SEEDS.start} .. {VALIDATION_SEEDS.stop - 1}, '
+        f'training seeds from {FIRST_TRAINING_SEED}',
+        f'{"per clip":31}' + ''.join(f'{mark:>8} ' for mark in MARKS) + '  bounds',
+        *(quantity.line() for quantity in quantities),
+    ]
+    sys.stdout.write('\n'.join(lines) + '\n')
+    violated = [quantity.name for quantity in quantities if not quantity.kept]
+    if violated:
+        sys.stderr.write(f'error: the test set violates its bounds: {", ".join(violated)}\n')
+    return 1 if violated else 0
+
+
+def _write_preview(path):
+    rows = []
+    for seed in TEST_SEEDS:
+        clip = render_clips([seed], TEST_CONFIG, 'cpu')
+        frames = clip.rgb[0, :: TEST_CONFIG.num_frames // 8]
+        rows.append(frames.permute(2, 0, 3, 1).flatten(1, 2))
+    Image.fromarray(torch.cat(rows).contiguous().numpy()).save(path)
+
+
+def _write_bag(path):
+    check_target(path)  # before a minute of rendering
+    rooms = build_rooms([SAMPLE_SEED], SAMPLE_CONFIG, torch.device('cpu'))
+    rooms = replace(rooms, T_world_cam=slowed(rooms.T_world_cam, SAMPLE_FRAMES))
+    write_sample_bag(path, render_rooms(rooms, SAMPLE_CONFIG))
+    sys.stdout.write(
+        f'{path}: {SAMPLE_FRAMES} frames, '
+        f'{sum(f.stat().st_size for f in path.iterdir()) / 1e6:.2f} MB\n'
+    )
+
+
+if __name__ == '__main__':
+    sys.exit(main())

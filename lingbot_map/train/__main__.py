@@ -1,0 +1,189 @@
+"""
+Train the `demo` preset on rendered rooms, or evaluate it: python3 -m lingbot_map.train.
+
+One process per GPU (torchrun starts several). The clock rules: the learning rate and the length of
+the clips follow the share of `--minutes` that has passed, so a run always ends well annealed. The
+full state is saved every minute, `--resume` goes on from it; `--init` starts from weights alone.
+"""
+
+import argparse
+from dataclasses import replace
+import os
+from pathlib import Path
+from pickle import UnpicklingError
+import sys
+import time
+
+from lingbot_map.cli import Parser
+from lingbot_map.streaming.checkpoint import CheckpointError, load_model
+from lingbot_map.synthetic.__main__ import TEST_CONFIG, TEST_SEEDS
+from lingbot_map.train.evaluation import evaluate_rooms, summary
+from lingbot_map.train.flex import MAX_FRAMES
+from lingbot_map.train.trainer import initialise, learning_rate, STAGES, stages, Trainer
+from safetensors.torch import save_file
+import torch
+from torch import distributed
+
+SAVE_EVERY_S = 60
+VALIDATE_EVERY_S = 180
+REPORT_EVERY = 25  # steps
+MIN_FRAMES = 16  # of a clip: the scale batch and as many again
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train until `--minutes` are over, or `--slice-minutes` of them in this call."""
+    device = _start_process()
+    torch.set_float32_matmul_precision('high')
+    torch.backends.cudnn.allow_tf32 = True
+    model = load_model('demo', args.init or 'random', device)
+    if not args.init:
+        initialise(model)
+    trainer = Trainer(model, device)
+    state_file = args.out / 'state.pt'
+    if args.resume:
+        _resume(trainer, state_file)
+    torch.manual_seed(1000 * trainer.step + trainer.rank)
+    _run(trainer, args, state_file)
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def _resume(trainer: Trainer, file: Path) -> None:
+    try:
+        trainer.load(torch.load(file, map_location='cpu', weights_only=True))
+    except (EOFError, LookupError, RuntimeError, TypeError, UnpicklingError, ValueError) as error:
+        raise CheckpointError(
+            f"'{file}' is damaged or no state of a training: start without --resume"
+        ) from error
+
+
+def _run(trainer: Trainer, args: argparse.Namespace, state_file: Path) -> None:
+    plan = stages(args.clip_frames)
+    total, start, before = 60 * args.minutes, time.monotonic(), trainer.seconds
+    saved = validated = start
+    losses, running = [], True
+    while running:
+        share = min(trainer.seconds / total, 1.0)
+        stage = next(stage for stage in plan if share <= stage.until)
+        losses.append(trainer.train_step(stage, learning_rate(share, trainer.step, args.peak)))
+        now = time.monotonic()
+        trainer.seconds, running = _agree(
+            trainer, before + now - start, min(total, before + 60 * args.slice_minutes)
+        )
+        if trainer.rank:
+            continue
+        if trainer.step % REPORT_EVERY == 0 or not running:
+            pose, dense = torch.stack(losses).mean(0).tolist()
+            losses.clear()
+            _say(
+                f'step {trainer.step}  {trainer.seconds / 60:.2f}/{args.minutes:g} min  '
+                f'{stage.frames} frames  pose {pose:.4f}  depth {dense:.4f}'
+            )
+        if now - saved > SAVE_EVERY_S or not running:
+            saved = now
+            _save(trainer, args.out, state_file)
+        if now - validated > VALIDATE_EVERY_S or not running:
+            validated = now
+            _say(summary(trainer.validate()))
+
+
+def _agree(trainer: Trainer, seconds: float, limit: float) -> tuple[float, bool]:
+    """Return the first process's clock and whether to go on, the same in every process."""
+    if trainer.world > 1:
+        clock = torch.tensor(seconds, device=trainer.device, dtype=torch.float64)
+        distributed.broadcast(clock, 0)
+        seconds = clock.item()
+    return seconds, seconds < limit
+
+
+def _save(trainer: Trainer, out: Path, state_file: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(trainer.weights(), out / 'demo.safetensors')
+    aside = state_file.with_suffix('.tmp')
+    torch.save(trainer.state(), aside)
+    aside.rename(state_file)
+
+
+def _start_process() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device('cpu')
+    local = int(os.environ.get('LOCAL_RANK', 0))
+    torch.cuda.set_device(local)
+    if 'WORLD_SIZE' in os.environ:
+        distributed.init_process_group('nccl')
+    return torch.device('cuda', local)
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    """Print the errors on the fixed test set."""
+    device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    model, scores = load_model('demo', args.init, device), []
+    config = TEST_CONFIG
+    if args.clip_frames:
+        config = replace(config, num_frames=args.clip_frames)
+    rooms = evaluate_rooms(model, TEST_SEEDS, device, config)
+    for seed, score in zip(TEST_SEEDS, rooms, strict=True):
+        scores.append(score)
+        _say(
+            f'room {seed}: ATE {score.ate_percent:.2f} %  rotation {score.rotation_deg:.2f} deg  '
+            f'AbsRel {score.abs_rel:.3f}'
+        )
+    _say(summary(scores))
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + '\n')
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = Parser(
+        prog='python3 -m lingbot_map.train', description=__doc__.strip().splitlines()[0]
+    )
+    parser.add_argument('--evaluate', action='store_true', help='score weights on the test rooms')
+    parser.add_argument('--minutes', type=float, default=20.0, help='length of the whole run')
+    parser.add_argument(
+        '--slice-minutes',
+        type=float,
+        default=float('inf'),
+        help='stop after so many minutes; --resume goes on',
+    )
+    parser.add_argument('--out', type=Path, default=Path('results/train'))
+    parser.add_argument(
+        '--init',
+        default='',
+        help="weights to start from; '' = random, or the packaged ones with --evaluate",
+    )
+    parser.add_argument(
+        '--clip-frames',
+        type=int,
+        help=f'images per clip, in training {MIN_FRAMES} to {MAX_FRAMES}; by default short clips '
+        f'first, then {STAGES[-1].frames}, and {TEST_CONFIG.num_frames} with --evaluate',
+    )
+    parser.add_argument('--resume', action='store_true', help='go on from OUT/state.pt')
+    parser.add_argument('--peak', type=float, default=1.0, help='factor of the learning rate')
+    args = parser.parse_args()
+    for name in ('minutes', 'slice_minutes', 'peak'):
+        if not getattr(args, name) > 0:
+            parser.error(
+                f'--{name.replace("_", "-")} is {getattr(args, name)}: it must be above 0'
+            )
+    most = sys.maxsize if args.evaluate else MAX_FRAMES
+    if args.clip_frames is not None and not MIN_FRAMES <= args.clip_frames <= most:
+        parser.error(
+            f'--clip-frames is {args.clip_frames}: use {MIN_FRAMES} to {MAX_FRAMES}, '
+            'with --evaluate any number above'
+        )
+    try:
+        if not args.evaluate:
+            args.out.mkdir(parents=True, exist_ok=True)  # before the work, and not after it
+        evaluate(args) if args.evaluate else train(args)
+    except (CheckpointError, OSError) as error:
+        raise SystemExit(f'lingbot_map.train: {error}') from error
+    except KeyboardInterrupt:
+        raise SystemExit('lingbot_map.train: interrupted') from None
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,91 @@
+"""Losses of the training on rendered rooms: poses, fields of view, depth with confidence."""
+
+from dataclasses import dataclass
+
+from lingbot_map.geometry import encode_pose, invert, quaternion_to_matrix
+from lingbot_map.synthetic.__main__ import Clip
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+RELATIVE_OFFSETS = (1, 4, 12)  # frames between the two poses of a relative error
+ROTATION_WEIGHT = 2.0  # metres per radian, so to say
+FOV_WEIGHT = 1.0
+CONFIDENCE_REWARD = 0.2
+ITERATION_DECAY = 0.6  # weight of an earlier camera iteration relative to the next
+SMALL = 1e-6
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the network shall say: in the first camera's frame, its mean depth as unit."""
+
+    R: Tensor  # (B, S, 3, 3)
+    t: Tensor  # (B, S, 3)
+    fov: Tensor  # (B, S, 2), vertical and horizontal [rad]
+    log_depth: Tensor  # (B, S, H, W)
+    weight: Tensor  # (B, 1) of a translation error, so that a share of the path counts alike
+
+
+def make_targets(clip: Clip) -> Targets:
+    """Return the targets of rendered clips."""
+    unit = clip.depth[:, 0].mean((-1, -2))[:, None]
+    T = invert(clip.T_world_cam[:, :1].double()) @ clip.T_world_cam.double()
+    encoded = encode_pose(T, clip.K.double(), *clip.depth.shape[-2:]).float()
+    t = (T[..., :3, 3] / unit[..., None].double()).float()
+    path = t.diff(dim=1).norm(dim=-1).sum(1, keepdim=True)
+    return Targets(
+        T[..., :3, :3].float(),
+        t,
+        encoded[..., 7:],
+        (clip.depth / unit[..., None, None]).log(),
+        4 / path.clamp_min(0.2),
+    )
+
+
+def pose_loss(pose_enc_list: list[Tensor], target: Targets) -> Tensor:
+    """Return the error of poses (B, S, 9) of all camera iterations, the last one counting most."""
+    total = target.t.new_zeros(())
+    for age, pose_enc in enumerate(reversed(pose_enc_list)):
+        total = total + ITERATION_DECAY**age * _pose_error(pose_enc, target)
+    return total
+
+
+def depth_loss(log_depth: Tensor, confidence: Tensor, truth: Tensor) -> Tensor:
+    """Return the error of log depth (B, S, H, W), weighted by confidence, and of its slope."""
+    error = (log_depth - truth).abs()
+    weighted = (confidence * error - CONFIDENCE_REWARD * confidence.log()).mean()
+    slope = sum((log_depth.diff(dim=dim) - truth.diff(dim=dim)).abs().mean() for dim in (-1, -2))
+    return weighted + error.mean() + slope
+
+
+def _pose_error(pose_enc: Tensor, target: Targets) -> Tensor:
+    R, t, q = quaternion_to_matrix(pose_enc[..., 3:7]), pose_enc[..., :3], pose_enc[..., 3:7]
+    error = _rigid_error(R, t, target.R, target.t, target.weight)
+    for offset in RELATIVE_OFFSETS:
+        if offset < R.shape[1]:
+            error = error + _rigid_error(
+                *_relative(R, t, offset), *_relative(target.R, target.t, offset), target.weight
+            )
+    fov = F.l1_loss(pose_enc[..., 7:], target.fov)
+    length = (q.square().sum(-1) - 1).square().mean()
+    return error + FOV_WEIGHT * fov + 0.01 * length
+
+
+def _relative(R: Tensor, t: Tensor, offset: int) -> tuple[Tensor, Tensor]:
+    """Return poses of frames k + offset in the frames k."""
+    inverse = R[:, :-offset].mT
+    step = (t[:, offset:] - t[:, :-offset])[..., None]
+    return inverse @ R[:, offset:], (inverse @ step)[..., 0]
+
+
+def _rigid_error(R: Tensor, t: Tensor, R_true: Tensor, t_true: Tensor, weight: Tensor) -> Tensor:
+    # |R - R'| is sqrt(2) times the angle for small angles, and has no trouble with signs.
+    angle = ((R - R_true).square().sum((-1, -2)) / 2 + SMALL).sqrt()
+    distance = ((t - t_true).square().sum(-1) + SMALL).sqrt()
+    return (weight * distance).mean() + ROTATION_WEIGHT * angle.mean()
+
+
+def log_of(depth: Tensor) -> Tensor:
+    """Return log depth (B, S, H, W) of the head's (B, S, H, W, 1)."""
+    return torch.log(depth[..., 0].clamp_min(SMALL))

@@ -1,0 +1,108 @@
+"""Which images are admitted, judged by their stamps: unset, repeated, late, or jumped back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+import time
+
+from lingbot_map_ros.mapping.ledger import Dropped, LATE, REPEATED, ZERO_STAMP
+
+_NS = 1e9
+
+
+@dataclass(frozen=True)
+class Admission:
+    """The stamp of an admitted image, and by how much time jumped back before it (0: not)."""
+
+    stamp_ns: int
+    jump_s: float = 0.0
+
+
+class StampGate:
+    """
+    Lets stamps pass that are newer than all before, and finds jumps back in time.
+
+    `threshold_s`, `on_jump` and `zero_stamp` are the parameters time_jump_threshold, on_time_jump
+    and zero_stamp. Used by one thread at a time.
+    """
+
+    def __init__(self, threshold_s: float, on_jump: str, zero_stamp: str):
+        self._threshold_ns = int(threshold_s * _NS)
+        self._threshold_s = threshold_s
+        self._on_jump = on_jump
+        self._zero_stamp = zero_stamp
+        self.forget()
+
+    def forget(self) -> None:
+        """Admit any stamp next."""
+        self._newest_ns: int | None = None
+        self._stamped_here = False  # the stamps of this map are arrival times
+        self._before_jump_ns = 0
+        self._jumped_at_s = -float('inf')
+
+    def judge(self, stamp_ns: int, now_ns: int) -> Admission:
+        """
+        Admit an image stamped `stamp_ns` at node time `now_ns`, or raise Dropped.
+
+        After a jump the caller starts a new map.
+        """
+        if stamp_ns <= 0:
+            return self._judge_arrival(now_ns)
+        admission = self._judge_order(stamp_ns)
+        self._stamped_here = False
+        return admission
+
+    def _judge_arrival(self, now_ns: int) -> Admission:
+        if self._zero_stamp == 'reject':
+            raise Dropped(
+                ZERO_STAMP,
+                'it carries no stamp: have the camera driver set one, or '
+                "set the parameter 'zero_stamp' to 'arrival'",
+            )
+        if self._newest_ns is not None and not self._stamped_here:
+            raise Dropped(
+                ZERO_STAMP,
+                'it carries no stamp although images before it did: clocks '
+                'are never mixed within a map',
+            )
+        if now_ns <= 0:
+            raise Dropped(
+                ZERO_STAMP,
+                'it carries no stamp and simulated time has not begun: '
+                'is anything publishing /clock?',
+            )
+        admission = self._judge_order(now_ns)
+        self._stamped_here = True
+        return admission
+
+    def _judge_order(self, stamp_ns: int) -> Admission:
+        if self._newest_ns is None:
+            self._newest_ns = stamp_ns
+            return Admission(stamp_ns)
+        advance_ns = stamp_ns - self._newest_ns
+        if advance_ns == 0:
+            raise Dropped(REPEATED, f'stamp {stamp_ns / _NS:.9f} came before')
+        if advance_ns < -self._threshold_ns and self._on_jump == 'reset':
+            return self._jump(stamp_ns, -advance_ns)
+        if advance_ns < 0:
+            raise Dropped(
+                LATE,
+                f'stamp {stamp_ns / _NS:.9f} is {-advance_ns / _NS:.3f} s older '
+                'than the newest image',
+            )
+        if self._from_before_jump(stamp_ns, advance_ns):
+            raise Dropped(LATE, f'stamp {stamp_ns / _NS:.9f} is from before the jump in time')
+        self._newest_ns = stamp_ns
+        return Admission(stamp_ns)
+
+    def _jump(self, stamp_ns: int, back_ns: int) -> Admission:
+        self._before_jump_ns = self._newest_ns
+        self._jumped_at_s = time.monotonic()
+        self._newest_ns = stamp_ns
+        return Admission(stamp_ns, back_ns / _NS)
+
+    def _from_before_jump(self, stamp_ns: int, advance_ns: int) -> bool:
+        """Tell a straggler of the old pass from an image of the new one."""
+        recent = time.monotonic() - self._jumped_at_s < self._threshold_s
+        near_end = 0 <= self._before_jump_ns - stamp_ns <= self._threshold_ns
+        return recent and near_end and advance_ns > self._threshold_ns

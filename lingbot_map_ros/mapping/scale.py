@@ -1,0 +1,150 @@
+"""How many metres a network unit is, from the motion that the robot's odometry saw."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+import time
+
+from lingbot_map.evaluation.metrics import rotation_angles_deg
+from lingbot_map_ros.input.odometry import OdometryInput
+from lingbot_map_ros.output.frames import FrameTree, NoTransform
+from lingbot_map_ros.parameters import NodeParams
+import numpy as np
+
+_STEP_M = 0.1  # a shorter way says little: both paths are noisy
+_MIN_PATH_M = 1.0
+_MIN_STEPS = 8
+_MAX_SPREAD = 0.2  # of the logarithms of the ratios, robust standard deviation
+_MAX_TURN_DEG = 10.0  # of a step, where it is unknown how far the camera is from the axis
+_RECENT = 150  # images
+_MAX_WAITING = 50  # images newer than all odometry
+_PATIENCE_S = 5.0  # for odometry at the time of the images
+_TO_SIGMA = 1.4826  # from the median absolute deviation to the standard deviation
+
+
+@dataclass(frozen=True)
+class ScaleFit:
+    """A scale [m per network unit] and what it rests on."""
+
+    scale: float
+    path_m: float
+    steps: int
+    spread: float  # relative, of the single steps
+
+    def __str__(self) -> str:
+        return (
+            f'{self.scale:.4g} m per network unit, from {self.path_m:.2f} m of odometry in '
+            f'{self.steps} steps that differ by {100 * self.spread:.0f} %'
+        )
+
+
+class ScaleEstimator:
+    """Compares the motion of one map's images with the odometry until the scale is certain."""
+
+    def __init__(self, odometry: OdometryInput, tree: FrameTree, params: NodeParams, camera: str):
+        self.status = f'waiting for odometry on {odometry.topic}'
+        self.trouble = ''  # why there may never be a scale
+        self._paired_s = time.monotonic()  # when odometry last knew the time of an image
+        self._odometry, self._tree, self._params = odometry, tree, params
+        self._camera = camera
+        self._waiting: deque[tuple[int, np.ndarray]] = deque(maxlen=_MAX_WAITING)
+        self._pairs: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=_RECENT)
+
+    def add(self, stamp_ns: int, T_world_cam: np.ndarray) -> ScaleFit | None:
+        """Take the pose of the next image; return the fit as soon as there is a certain one."""
+        if not np.isfinite(T_world_cam).all():
+            return None
+        self._waiting.append((stamp_ns, T_world_cam))
+        newest_ns = self._odometry.newest_ns
+        is_longer = False
+        while self._waiting and self._waiting[0][0] <= newest_ns:
+            waited_ns, T = self._waiting.popleft()
+            T_odom_base = self._odometry.at(waited_ns)
+            if T_odom_base is not None:
+                self._pairs.append((T, T_odom_base))
+                is_longer = True
+        if is_longer:
+            self._paired_s, self.trouble = time.monotonic(), ''
+            return self._fit()
+        if time.monotonic() - self._paired_s > _PATIENCE_S:
+            self.status = self.trouble = self._without_odometry(stamp_ns, newest_ns)
+        return None
+
+    def _without_odometry(self, image_ns: int, odometry_ns: int) -> str:
+        topic, apart_s = self._odometry.topic, (odometry_ns - image_ns) / 1e9
+        if not odometry_ns:
+            return f"no poses come on {topic}: remap 'odom' to the odometry of the robot"
+        order = 'older' if apart_s < 0 else 'newer'
+        return (
+            f'{topic} has no poses of the time of the images: the newest is {abs(apart_s):.1f} s '
+            f'{order} than the newest image; is it of another clock, or does it come with gaps?'
+        )
+
+    def _fit(self) -> ScaleFit | None:
+        T_world_cam, T_odom_base = (np.array(side) for side in zip(*self._pairs, strict=True))
+        T_base_cam = self._mount()
+        may_turn = T_base_cam is not None
+        T_odom_cam = T_odom_base @ T_base_cam if may_turn else T_odom_base
+        ratios, path_m = step_ratios(T_world_cam, T_odom_cam, may_turn)
+        self.status = f'waiting for motion: {path_m:.2f} of {_MIN_PATH_M:g} m'
+        if path_m < _MIN_PATH_M or len(ratios) < _MIN_STEPS:
+            return None
+        logs = np.log(ratios)
+        spread = _TO_SIGMA * float(np.median(np.abs(logs - np.median(logs))))
+        if spread > _MAX_SPREAD:
+            self.status = f'images and odometry disagree: the steps differ by {100 * spread:.0f} %'
+            self.trouble = self.status
+            return None
+        return ScaleFit(float(np.exp(np.median(logs))), path_m, len(ratios), spread)
+
+    def _mount(self) -> np.ndarray | None:
+        base = self._odometry.child_frame or self._params.base_frame
+        try:
+            return self._tree.mount(base, self._camera)
+        except NoTransform:
+            return None
+
+
+def step_ratios(
+    T_world_cam: np.ndarray, T_odom: np.ndarray, may_turn: bool
+) -> tuple[np.ndarray, float]:
+    """
+    Return how much longer the steps of `T_odom` are than those of `T_world_cam`, and their sum.
+
+    Both are poses (N, 4, 4) of the same moments. A step ends where the odometry is far enough from
+    its begin. Unless both speak of the same point, a step must not turn (`may_turn` is False): the
+    two move differently then.
+    """
+    first, ratios, path_m = 0, [], 0.0
+    for second in range(1, len(T_odom)):
+        way_m = np.linalg.norm(T_odom[second, :3, 3] - T_odom[first, :3, 3])
+        if way_m < _STEP_M:
+            continue
+        turn = T_odom[first, :3, :3].T @ T_odom[second, :3, :3]
+        way = np.linalg.norm(T_world_cam[second, :3, 3] - T_world_cam[first, :3, 3])
+        if way > 0 and (may_turn or rotation_angles_deg(turn[None])[0] < _MAX_TURN_DEG):
+            ratios.append(way_m / way)
+            path_m += way_m
+        first = second
+    return np.array(ratios), float(path_m)
+
+
+def scale_notice(params: NodeParams) -> str:
+    """Return the line that says in what unit everything is."""
+    if params.scale_source == 'odometry':
+        ignored = (
+            ''
+            if params.scale == 1.0
+            else f" (the parameter 'scale', {params.scale:g}, is not used)"
+        )
+        return (
+            f'the scale is estimated against odometry{ignored}: move the camera by '
+            f'{_MIN_PATH_M:g} m or more; until then no TF is published, and all else is relative'
+        )
+    if params.scale == 1.0:
+        return (
+            "scale is relative, positions are no metres: set the parameter 'scale', or "
+            "'scale_source' to 'odometry'"
+        )
+    return f'scale is {params.scale:g} map units per network unit'

@@ -1,0 +1,364 @@
+"""The one thread that touches the device, from loading to release."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+import threading
+import time
+
+from lingbot_map.errors import describe
+from lingbot_map.images.decoding import UnsupportedImage
+from lingbot_map.images.view import View
+from lingbot_map.streaming.engine import StreamEngine, StreamLimitError
+from lingbot_map.streaming.frame import FrameResult
+from lingbot_map_ros.input.images import ImageInput
+from lingbot_map_ros.input.inbox import Inbox
+from lingbot_map_ros.mapping.delivery import Delivery
+from lingbot_map_ros.mapping.flush_requests import FlushRequests
+from lingbot_map_ros.mapping.heap import keep_freed_memory
+from lingbot_map_ros.mapping.ledger import (
+    BAD_IMAGE,
+    BAD_POSE,
+    Dropped,
+    Frame,
+    INACTIVE,
+    Ledger,
+    MAP_FULL,
+    RESET,
+    STATIC,
+    WORKER_ERROR,
+)
+from lingbot_map_ros.mapping.library_log import library_log
+from lingbot_map_ros.mapping.progress import Progress
+from lingbot_map_ros.mapping.warm_up_report import WarmUpReport
+from lingbot_map_ros.output.publishing import Outputs
+from lingbot_map_ros.parameters import NodeParams
+from lingbot_map_ros.stream_settings import usual_image_size
+import numpy as np
+import torch
+
+LOADING, WARMING_UP, SERVING, ENDED = 'LOADING', 'WARMING_UP', 'SERVING', 'ENDED'
+_POLL_S = 0.2
+_ERRORS_SAID_EVERY_S = 5.0
+
+
+class Worker:
+    """
+    Takes images from the inbox, runs the engine and hands the results to the outputs.
+
+    An exception costs the map, not the thread: it is logged, and a new map starts. What the
+    attributes below say may be read from any thread.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[NodeParams], StreamEngine],
+        images: ImageInput,
+        inbox: Inbox,
+        ledger: Ledger,
+        outputs: Outputs,
+        logger,
+    ):
+        self.phase = LOADING
+        self.initialized = False  # poses of the present map have been published
+        self.waiting = 0  # images in the unfinished scale batch
+        self.progress = Progress()  # of the present map
+        self.errors = 0
+        self.trouble = ''  # why no poses come; '' when all is well
+        self.forward_ms = 0.0  # of the newest result
+        self.gpu_memory_mib = 0.0  # that torch has allocated; 0 on a CPU
+        self.warm_up = WarmUpReport(outputs.params.max_keyframes)  # the newest one
+        self._load_engine, self._images = load, images
+        self._inbox, self._ledger, self._outputs, self._logger = inbox, ledger, outputs, logger
+        self._engine: StreamEngine | None = None
+        self._stale = False  # the engine still holds the map of an earlier epoch
+        self._epoch = outputs.epoch
+        self.delivery = Delivery(outputs, ledger, logger)
+        self._held: list[Frame] = []  # in the engine, not yet accounted for
+        self._view: View | None = None  # of the present map
+        self._initialized_s = float('inf')  # images that arrive later meet a running map
+        self._waits_for_motion = False  # the present map does, and the log has said so
+        self._flushes = FlushRequests()
+        self._busy_since_s: float | None = None
+        self._stopping = False
+        self._loaded: Future = Future()
+        self._thread = threading.Thread(target=self._run, name='worker', daemon=True)
+
+    def start(self) -> Future:
+        """Begin to load; the future ends when images can come, or with what went wrong."""
+        self._thread.start()
+        return self._loaded
+
+    def flush(self) -> Future:
+        """Finish what is waiting, also a short scale batch; the future holds the frame count."""
+        done = self._flushes.ask()
+        self._inbox.wake()
+        return done
+
+    def stop(self, timeout_s: float) -> bool:
+        """End after the present image; tell whether the thread has ended."""
+        self._stopping = True
+        self._inbox.wake()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def busy_s(self) -> float:
+        """Return how long the present image has been taking; 0 when idle or warming up."""
+        since_s = self._busy_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
+
+    def _run(self) -> None:
+        # Entered once and before the warm-up: a change of the grad mode would recompile.
+        with torch.inference_mode(), library_log(self._logger):
+            while not self._ends():
+                try:
+                    if self._engine is None:
+                        self._load()
+                    self._serve()
+                except Exception as error:  # the top of this thread: log, start over, go on
+                    self._on_error(error)
+            self._release()
+
+    def _ends(self) -> bool:
+        """Tell whether to end: on request, or since ROS was shut down around the node."""
+        if not (self._stopping or self._outputs.connected):
+            self._stopping = True
+            self._logger.info('ROS was shut down: no more images are taken')
+            if not self._loaded.done():
+                self._loaded.set_exception(RuntimeError('ROS was shut down'))
+        return self._stopping
+
+    def _load(self) -> None:
+        params = self._outputs.params
+        self._engine = self._load_engine(params)
+        self._warm_up(*usual_image_size(params))
+        keep_freed_memory()  # from now on: what loading leaves goes back
+        if not self._stopping:
+            self._loaded.set_result(None)
+
+    def _warm_up(self, height: int, width: int) -> None:
+        self.phase = WARMING_UP
+        start_s = time.monotonic()
+        self._engine.warm_up(height, width)
+        size, seconds = self._engine.network_size(height, width), time.monotonic() - start_s
+        self.warm_up = WarmUpReport.of(self._engine, size, seconds)
+        self._logger.info(str(self.warm_up))
+        self._note_memory()
+        self.phase = SERVING
+
+    def _note_memory(self) -> None:
+        if torch.cuda.is_initialized():
+            self.gpu_memory_mib = torch.cuda.memory_allocated() / 2**20
+
+    def _serve(self) -> None:
+        while not self._ends():
+            self._inbox.wait(0.0 if self._flushes else _POLL_S)
+            if len(self._inbox) and self._view is None and not self._images.ready(_POLL_S):
+                continue
+            frame = self._take()
+            if frame is not None:
+                self._process(frame)
+            # A camera that is faster than the device never leaves the inbox empty.
+            if self._flushes.are_due(float('inf') if frame is None else frame.arrival_s):
+                self._flush()
+
+    def _take(self) -> Frame | None:
+        # Popped and numbered under one lock: a reset empties the inbox under the same.
+        with self._outputs.lock:
+            frame = self._inbox.pop()
+            epoch = self._outputs.epoch
+        if epoch != self._epoch:
+            self._begin(epoch)
+        if frame is not None:
+            frame.epoch = epoch
+        return frame
+
+    def _begin(self, epoch: int) -> None:
+        """Turn to a new map; the engine follows with the next image."""
+        self._drop_held(RESET)
+        self._epoch, self._stale, self._view = epoch, True, None
+        self.delivery.begin()
+        self.initialized, self._initialized_s = False, float('inf')
+        self._waits_for_motion = False
+        self.progress = Progress()
+        self.trouble = ''
+
+    def _process(self, frame: Frame) -> None:
+        self._busy_since_s = time.monotonic()
+        self._held.append(frame)
+        try:
+            self._push(frame)
+        finally:
+            self._busy_since_s = None
+            self.waiting = len(self._held)
+            self._note_memory()
+            self._outputs.acknowledge(frame.message.header)
+
+    def _push(self, frame: Frame) -> None:
+        try:
+            picture = self._images.decode(frame.message)
+            view = self._view_of(picture, frame.message.header.frame_id)
+            width, height = view.upright_size
+            network_size = self._engine.network_size(height, width)
+            if network_size != self.warm_up.size:
+                self._engine.check_memory(height, width)
+        except UnsupportedImage as error:
+            self._drop(frame, BAD_IMAGE, str(error), error.kind)
+            return
+        except ValueError as error:  # masked or cropped, nothing would be left, or too large
+            self._drop(frame, BAD_IMAGE, str(error))
+            return
+        if self.delivery.is_outdated():
+            self._logger.warning('the mount of the camera is known now: starting a new map')
+            self._start_new_map(frame)
+        self._refresh_engine()
+        if view is not self._view:
+            self._change_view(frame, view, network_size)
+        self._infer(frame, view.prepare(picture))
+
+    def _infer(self, frame: Frame, rgb: np.ndarray) -> None:
+        engine, params = self._engine, self._outputs.params
+        engine.keyframe_interval = params.keyframe_interval
+        sequence = engine.sequence
+        try:
+            results = engine.push(rgb, frame)
+        except StreamLimitError:
+            self.trouble = (
+                f'the map holds max_keyframes ({engine.max_keyframes}) and on_limit is '
+                f"'{params.on_limit}': call ~/reset for a new map, or set on_limit to roll_over"
+            )
+            self._drop(frame, MAP_FULL, self.trouble)
+            return
+        if engine.sequence != sequence:
+            self._follow_engine(frame)
+        self.trouble = ''
+        if engine.standing and not results:
+            self._drop_static(frame)
+        self._deliver(results)
+
+    def _drop_static(self, frame: Frame) -> None:
+        self._drop(frame, STATIC)
+        if not self._waits_for_motion:
+            self._waits_for_motion = True
+            self._logger.info(
+                'the images show no motion: the map begins once the camera moves '
+                "(set 'motion_gate' to false to begin anyway)"
+            )
+
+    def _follow_engine(self, frame: Frame) -> None:
+        """Turn to a new map: the engine began one by itself, with this image."""
+        self._logger.warning(
+            'the memory is full: starting a new map, path and map are emptied '
+            f'(on_limit: {self._outputs.params.on_limit})'
+        )
+        view = self._view
+        self._start_new_map(frame)
+        self._stale, self._view = False, view
+
+    def _view_of(self, picture: np.ndarray, frame_id: str) -> View:
+        size = picture.shape[1::-1]
+        if self._view is not None and self._view.size == size:
+            return self._view
+        return self._images.view(size, frame_id)
+
+    def _refresh_engine(self) -> None:
+        if self._stale:
+            self._engine.reset()
+            self._stale = False
+
+    def _change_view(self, frame: Frame, view: View, network_size: tuple[int, int]) -> None:
+        """Follow the size of the first image, or of a camera that changed its format."""
+        width, height = view.size
+        if self._view is not None:
+            self._logger.warning(f'the image size changed to {width}x{height}: starting a new map')
+            self._start_new_map(frame)
+            self._refresh_engine()
+        if network_size != self.warm_up.size:
+            self._logger.info(f'images are {width}x{height}: warming up again for their size')
+            self._busy_since_s = None  # may take minutes, and is not an image that is stuck
+            self._warm_up(*view.upright_size[::-1])
+            self._busy_since_s = time.monotonic()
+        self._view = view
+
+    def _start_new_map(self, frame: Frame) -> None:
+        """Turn to a new map that begins with the present image, unless a reset came since."""
+        with self._outputs.lock:
+            if self._outputs.epoch != frame.epoch:
+                return
+            epoch = self._outputs.start_new_map()
+        self._held.remove(frame)
+        self._begin(epoch)
+        self._held.append(frame)
+        frame.epoch = self._epoch
+
+    def _flush(self) -> None:
+        self._flushes.take()
+        self._busy_since_s = time.monotonic()
+        try:
+            self._refresh_engine()
+            results = self._engine.flush()
+            self._deliver(results)
+            self._outputs.flush()
+        finally:
+            self._busy_since_s = None
+            self.waiting = len(self._held)
+        self._flushes.answer(len(results))
+
+    def _deliver(self, results: list[FrameResult]) -> None:
+        for result in results:
+            self._deliver_one(self._view.restore(result))
+        if self.initialized:
+            self._initialized_s = min(self._initialized_s, time.monotonic())
+        self.progress = Progress.of(self._engine)
+
+    def _deliver_one(self, result: FrameResult) -> None:
+        frame = result.tag
+        try:
+            pose = self.delivery.publish(result)
+        except Dropped as drop:
+            if drop.reason == BAD_POSE:
+                self.trouble = str(drop)
+            self._drop(frame, drop.reason, str(drop))
+            return
+        self._held.remove(frame)
+        self._ledger.count_out(frame, frame.arrival_s < self._initialized_s)
+        self.initialized = True
+        self.forward_ms = result.timings_ms['forward']
+        self.delivery.hand_over(result, pose)
+
+    def _drop(self, frame: Frame, reason: str, why: str = '', kind: str = '') -> None:
+        self._held.remove(frame)
+        self._ledger.count_drop(reason, why, kind)
+
+    def _drop_held(self, reason: str) -> None:
+        for frame in list(self._held):
+            self._drop(frame, reason)
+        self.waiting = 0
+
+    def _on_error(self, error: Exception) -> None:
+        if not self._loaded.done():
+            self._stopping = True
+            self._loaded.set_exception(error)
+            return
+        if self._ends():  # there is nobody to publish for, which is what failed
+            return
+        self.errors += 1
+        reason = describe(error)
+        self._logger.error(
+            f'{reason}: starting a new map ({self.errors} errors so far)',
+            throttle_duration_sec=_ERRORS_SAID_EVERY_S,
+        )
+        self._drop_held(WORKER_ERROR)
+        self._begin(self._outputs.start_new_map())
+        self.phase, self.trouble = SERVING, reason
+        self._flushes.fail(error)
+
+    def _release(self) -> None:
+        self._drop_held(INACTIVE)
+        self.phase = ENDED
+        self._flushes.close()
+        self._engine = None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()

@@ -1,0 +1,79 @@
+"""Files that the services write, and the node when it ends."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+from lingbot_map.folders import writable_folder
+from lingbot_map.mapping.export import write_pcd, write_ply, write_tum
+from lingbot_map_ros.output.publishing import Outputs
+from lingbot_map_ros.parameter_spec import ParameterError
+
+
+class NothingToSave(ValueError):
+    """There is no content yet, and no file was written."""
+
+
+def save_map(outputs: Outputs, directory: str) -> list[Path]:
+    """
+    Write the map as PLY and as PCD into `directory`, made if missing; return both files.
+
+    NothingToSave; OSError: the directory or a file cannot be written.
+    """
+    with outputs.map_lock:
+        points = outputs.map.snapshot()
+    if not len(points):
+        raise NothingToSave('the map is empty, nothing was written')
+    ply = _new_path(directory, 'map', 'ply')
+    pcd = ply.with_suffix('.pcd')
+    write_ply(ply, points)
+    write_pcd(pcd, points)
+    return [ply, pcd]
+
+
+def save_trajectory(outputs: Outputs, directory: str) -> list[Path]:
+    """Write all poses of the map as TUM into `directory`, as `save_map` does."""
+    with outputs.lock:
+        stamps_ns, poses = outputs.trajectory.export()
+    if not poses:
+        raise NothingToSave('there are no poses yet, nothing was written')
+    path = _new_path(directory, 'trajectory', 'tum')
+    write_tum(path, stamps_ns, poses)
+    return [path]
+
+
+def autosave(outputs: Outputs, directory: str, logger) -> None:
+    """Write map and trajectory, as far as there are any; log the files or the reason."""
+    for save in (save_trajectory, save_map):
+        try:
+            files = save(outputs, directory)
+        except NothingToSave as error:
+            logger.info(f'autosave: {error}')
+        except OSError as error:
+            logger.error(f'{save.__name__} failed: {unwritable("autosave", directory, error)}')
+        else:
+            logger.info(f'autosave wrote {", ".join(map(str, files))}')
+
+
+def check_autosave(directory: str) -> None:
+    """Raise ParameterError if nothing can be written to `directory`, made if missing."""
+    if not directory:
+        return
+    try:
+        writable_folder(directory)
+    except OSError as error:
+        raise ParameterError(unwritable('autosave', directory, error)) from error
+
+
+def unwritable(name: str, directory: str, error: OSError) -> str:
+    """Return one line on a folder, the value of the parameter `name`, that takes no file."""
+    return (
+        f"parameter '{name}' is '{directory}', where nothing can be written "
+        f'({error.strerror or error}): make room there, or choose another folder'
+    )
+
+
+def _new_path(directory: str, stem: str, suffix: str) -> Path:
+    folder = writable_folder(directory)
+    return folder / f'{stem}_{datetime.now():%Y%m%d_%H%M%S_%f}.{suffix}'

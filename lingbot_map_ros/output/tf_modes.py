@@ -1,0 +1,231 @@
+"""What is sent on /tf in each tf_mode: one parent per frame, and never an older stamp."""
+
+from __future__ import annotations
+
+from collections import deque
+import time
+
+from lingbot_map.geometry import invert
+from lingbot_map.mapping.map_frame import ContinuousPoses, Pose
+from lingbot_map_ros.mapping.ledger import to_stamp
+from lingbot_map_ros.output.conversions import transform
+from lingbot_map_ros.output.frames import FrameTree, NoTransform
+from lingbot_map_ros.output.placing import Placement
+from lingbot_map_ros.parameters import NodeParams
+import numpy as np
+from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
+from std_msgs.msg import Header
+from tf2_ros import TransformBroadcaster
+
+_NS = 1e9
+_SAY_AGAIN_S = 30.0
+_PATIENCE_S = 1.0  # for odom -> base at the time of an image
+_STANDSTILL_S = 3.0  # of simulated time, while images come
+_MAX_WAITING = 30  # images whose odom -> base has not come yet
+
+
+class MapTransform:
+    """
+    Broadcasts where a frame is in the map.
+
+    A frame with two parents breaks the whole tree: nothing is sent for one that somebody else has
+    placed elsewhere than in the map.
+    """
+
+    def __init__(self, node, tree: FrameTree, params: NodeParams):
+        self._troubles: dict[str, str] = {}  # by kind
+        self._said_s: dict[str, float] = {}
+        self._node, self._tree, self._params = node, tree, params
+        self._broadcaster = TransformBroadcaster(node)
+        self._late_ns = int(params.time_jump_threshold * _NS)
+        self._newest_ns: int | None = None
+
+    @property
+    def trouble(self) -> str:
+        """Say why the transform is not what it should be, or ''."""
+        return '; '.join(list(self._troubles.values()))
+
+    def send(self, stamp_ns: int, placement: Placement) -> None:
+        """Take the placement of the next image; to be called with the lock of the outputs."""
+        if placement.missing:
+            self._complain('mount', _without_mount(placement.missing))
+            return
+        self._resolve('mount')
+        if placement.is_scaled:  # a transform of another scale could not be taken back
+            self._take(stamp_ns, placement)
+
+    def _take(self, stamp_ns: int, placement: Placement) -> None:
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """Send nothing more of the present map."""
+
+    def close(self) -> None:
+        self._node.destroy_publisher(self._broadcaster.pub_tf)
+
+    def _send(self, stamp_ns: int, child: str, pose: Pose) -> None:
+        """Send a transform, unless its frame has a parent or its stamp is an old one."""
+        parent = self._tree.rival_parent(child)
+        if parent:
+            self._complain(
+                'rival',
+                f"no TF is published: '{child}' has the parent '{parent}' already and cannot have "
+                f"'{self._params.map_frame}' too; set the parameter 'tf_mode' to "
+                f'{self._remedy()}, or stop who publishes the other and call ~/reset',
+            )
+            return
+        self._resolve('rival')
+        if self._is_next(stamp_ns):
+            header = Header(stamp=to_stamp(stamp_ns), frame_id=self._params.map_frame)
+            self._broadcaster.sendTransform(transform(header, child, pose))
+
+    def _remedy(self) -> str:
+        others = {'map_to_camera': "'map_to_base' or 'off'", 'map_to_base': "'map_to_odom'"}
+        return others.get(self._params.tf_mode, "'off'")
+
+    def _is_next(self, stamp_ns: int) -> bool:
+        """Tell whether listeners will accept a stamp: a new one, or one after a jump back."""
+        newest_ns = self._newest_ns
+        if newest_ns is not None and newest_ns - self._late_ns <= stamp_ns <= newest_ns:
+            return False
+        self._newest_ns = stamp_ns
+        return True
+
+    def _complain(self, kind: str, trouble: str) -> None:
+        """Show a trouble, and log it when it is new or has lasted."""
+        self._troubles[kind] = trouble
+        now_s = time.monotonic()
+        if now_s - self._said_s.get(kind, -float('inf')) > _SAY_AGAIN_S:
+            self._said_s[kind] = now_s
+            self._node.get_logger().error(trouble)
+
+    def _resolve(self, kind: str) -> None:
+        self._troubles.pop(kind, None)
+
+
+class ImageTransform(MapTransform):
+    """Places the camera or the robot, with the stamp of each image."""
+
+    def _take(self, stamp_ns: int, placement: Placement) -> None:
+        self._send(stamp_ns, placement.body_frame, placement.body)
+
+
+class OdomTransform(MapTransform):
+    """
+    Places the frame of the robot's odometry, so that odom -> base leads to where the robot is.
+
+    The newest transform is sent again and again at `tf_rate`, and stamped `transform_tolerance`
+    ahead: whoever asks for the present time shall find it. `outputs` has the lock, `active` and
+    the present parameters.
+    """
+
+    def __init__(self, node, tree: FrameTree, params: NodeParams, outputs):
+        super().__init__(node, tree, params)
+        self._outputs = outputs
+        self._waiting: deque[tuple[int, np.ndarray]] = deque(maxlen=_MAX_WAITING)
+        self._waiting_since_s = float('inf')
+        self._pose: Pose | None = None  # of odom in the map
+        self._corrected_ns = 0  # when that was found, by the node's clock
+        self._track = ContinuousPoses()
+        self._clock_ns, self._clock_since_s = -1, 0.0  # what it showed, and since when
+        self._looked_s = 0.0
+        # The node's clock: at a faster simulated time it has to be sent more often.
+        self._timer = node.create_timer(
+            1 / params.tf_rate, self._tick, MutuallyExclusiveCallbackGroup()
+        )
+
+    def _take(self, stamp_ns: int, placement: Placement) -> None:
+        if not self._waiting:
+            self._waiting_since_s = time.monotonic()
+        self._waiting.append((stamp_ns, placement.body.T_map_body))
+        self._look_at_clock()
+
+    def _look_at_clock(self) -> None:
+        """Complain of simulated time that stands still: the timer waits for it, nothing else."""
+        clock_ns, now_s = self._node.get_clock().now().nanoseconds, time.monotonic()
+        paused = now_s - self._looked_s > _STANDSTILL_S  # then images go on before the clock
+        self._looked_s = now_s
+        if clock_ns != self._clock_ns or paused:
+            self._clock_ns, self._clock_since_s = clock_ns, now_s
+            self._resolve('clock')
+        elif now_s - self._clock_since_s > _STANDSTILL_S:
+            self._complain(
+                'clock',
+                f'no TF is published: use_sim_time is set and /clock stands still at '
+                f'{clock_ns / _NS:.3f} s although images come; publish /clock (ros2 bag play '
+                '--clock), or set use_sim_time to false',
+            )
+
+    def forget(self) -> None:
+        self._waiting.clear()
+        self._pose = None
+
+    def close(self) -> None:
+        self._node.destroy_timer(self._timer)
+        super().close()
+
+    def _tick(self) -> None:
+        self._timer.timer_period_ns = int(_NS / self._outputs.params.tf_rate)
+        with self._outputs.lock:
+            if self._outputs.active:
+                self._correct()
+                self._rebroadcast()
+
+    def _correct(self) -> None:
+        """Take the newest image for whose time odom -> base is known by now."""
+        reason = ''
+        for stamp_ns, T_map_base in reversed(self._waiting):
+            try:
+                T_odom_base = self._tree.lookup(
+                    self._params.odom_frame, self._params.base_frame, stamp_ns
+                )
+            except NoTransform as error:
+                reason = reason or str(error)
+                continue
+            self._pose = self._track.pose(T_map_base @ invert(T_odom_base))
+            while self._waiting and self._waiting[0][0] <= stamp_ns:
+                self._waiting.popleft()
+            self._waiting_since_s = time.monotonic()
+            self._corrected_ns = self._node.get_clock().now().nanoseconds
+            self._resolve('odom')
+            return
+        if self._waiting and time.monotonic() - self._waiting_since_s > _PATIENCE_S:
+            self._complain('odom', self._without_odometry(reason))
+
+    def _without_odometry(self, reason: str) -> str:
+        params = self._params
+        pair = f"'{params.odom_frame}' -> '{params.base_frame}'"
+        effect = f"'{params.map_frame}' -> '{params.odom_frame}' stays as it was"
+        if self._pose is None:
+            effect = 'no TF is published, only odometry and pose'
+        return (
+            f'no transform {pair} at the time of the images: {effect}; have the robot publish it, '
+            f"or set the parameter 'tf_mode' to 'map_to_base' ({reason})"
+        )
+
+    def _rebroadcast(self) -> None:
+        now_ns = self._node.get_clock().now().nanoseconds
+        if self._pose is None or now_ns <= 0:
+            return
+        if now_ns < self._corrected_ns - self._late_ns:
+            self.forget()  # time has jumped back: that pose is of another pass
+            return
+        tolerance_ns = int(self._params.transform_tolerance * _NS)
+        self._send(now_ns + tolerance_ns, self._params.odom_frame, self._pose)
+
+
+def create_transform(node, tree: FrameTree, params: NodeParams, outputs) -> MapTransform | None:
+    """Return what sends the transform of the parameter tf_mode; None if it is off."""
+    if params.tf_mode == 'off':
+        return None
+    if params.tf_mode == 'map_to_odom':
+        return OdomTransform(node, tree, params, outputs)
+    return ImageTransform(node, tree, params)
+
+
+def _without_mount(missing: str) -> str:
+    return (
+        f'no TF is published, odometry and pose are those of the camera: {missing}; publish the '
+        'mount of the camera (robot_state_publisher or static_transform_publisher), a new map '
+        "starts then; or set the parameter 'tf_mode' to 'map_to_camera'"
+    )

@@ -1,0 +1,319 @@
+"""
+Play recorded pictures through the mapping node and keep what it says.
+
+Exit code 0: every image has its pose; 1: some were lost or damaged, the node gave up, or the
+comparison that was asked for is impossible; 2: bad input, and nothing was written.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+import signal
+import sys
+import tempfile
+import threading
+import time
+
+from lingbot_map.cli import Parser
+from lingbot_map.config import MODEL_PRESETS
+from lingbot_map.evaluation.folders import RUN_FILE
+from lingbot_map.evaluation.metrics import MetricsError
+from lingbot_map.mapping.points import POINT_DTYPE
+from lingbot_map.recordings.pose_files import find_truth, PoseTrack
+from lingbot_map.recordings.source import open_source, Source, SourceError
+from lingbot_map_ros.node import LingbotMapNode
+from lingbot_map_ros.parameter_spec import ParameterError
+from lingbot_map_ros.parameters import PARAMETERS
+from lingbot_map_ros.rclpy_fixes import NodeExecutor
+from lingbot_map_ros.replay import results
+from lingbot_map_ros.replay.live_check import compare_with_lossless, LiveCheck, TRAJECTORY
+from lingbot_map_ros.replay.player import Player, PlayerError
+import numpy as np
+import rclpy
+from rclpy.executors import Executor, SingleThreadedExecutor
+from rclpy.lifecycle import TransitionCallbackReturn
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+from rclpy.signals import SignalHandlerOptions
+from rclpy.utilities import remove_ros_args
+from tqdm import tqdm
+
+PROGRAM = 'lingbot_map_replay'
+IN_FLIGHT = 1
+_CLOSE_S = 5.0
+_LEAST_RATE, _MOST_RATE = 1e-3, 1e3
+
+
+class BadInput(ValueError):
+    """Tell in one line which argument cannot be used, and what to do."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is played, compared with and written, checked."""
+
+    source: Source
+    name: str
+    truth: PoseTrack | None
+    out: Path
+    rate: float  # 0: lossless
+    lossless: Path | None  # folder of an evaluation to compare with
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program; return its exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has them ignored
+        signal.signal(number, signal.default_int_handler)
+    argv = sys.argv if argv is None else [PROGRAM, *argv]
+    try:
+        args = _parser().parse_args(_without_ros_args(argv)[1:])
+        job = _check(args)
+        _init_ros(args, argv)
+        return _replay(job, args)
+    except (BadInput, SourceError, ParameterError) as error:
+        _say_error(str(error))
+        return 2
+    except (PlayerError, OSError) as error:
+        _say_error(str(error))
+        return 1
+    except KeyboardInterrupt:
+        _say_error('interrupted, nothing was written')
+        return 1
+    finally:
+        rclpy.try_shutdown()
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog=PROGRAM,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog='Defaults in brackets. After --ros-args: ROS arguments of the mapping node.',
+    )
+    add = parser.add_argument
+    add('source', type=Path, metavar='SOURCE', help='folder of images, video, rosbag2, ROS 1 bag')
+    add('--out', type=Path, metavar='DIR', help='where to write (results/NAME)')
+    add('--checkpoint', metavar='C', help='as the parameter checkpoint')
+    add('--model', choices=MODEL_PRESETS, help='as the parameter model')
+    add('--params', type=Path, metavar='FILE', help='parameter file of the node')
+    add('--image-topic', default='', metavar='T', help='of the bag (its only image topic)')
+    add(
+        '--ground-truth',
+        default='',
+        metavar='T',
+        help='pose topic of the bag, or TUM, KITTI or EuRoC file, to compare with, or none '
+        '(what comes with the recording)',
+    )
+    add('--gt-frame', default='', metavar='F', help='child frame to take of a tf topic')
+    add('--frame-id', metavar='F', help="of the images (the bag's, or camera_optical_frame)")
+    add(
+        '--fps',
+        type=float,
+        default=0.0,
+        metavar='N',
+        help="rate of a folder's images (10), or frames to take per second of a video (all)",
+    )
+    add(
+        '--rate',
+        type=float,
+        default=0.0,
+        metavar='R',
+        help='play at R times real time with /clock, the newest image wins (lossless, as fast '
+        'as it goes)',
+    )
+    add(
+        '--compare',
+        type=Path,
+        metavar='DIR',
+        help='results of lingbot_map_evaluate for the same recording, to compare with',
+    )
+    return parser
+
+
+def _check(args: argparse.Namespace) -> Job:
+    if args.rate and not _LEAST_RATE <= args.rate <= _MOST_RATE:
+        raise BadInput(f'--rate is {args.rate}: set it to {_LEAST_RATE:g} to {_MOST_RATE:g}')
+    if args.params is not None and not args.params.is_file():
+        raise BadInput(f"--params: '{args.params}' is not a file")
+    if args.compare is not None and not (args.compare / TRAJECTORY).is_file():
+        raise BadInput(
+            f"--compare: '{args.compare}' holds no {TRAJECTORY}: name the folder that "
+            'lingbot_map_evaluate wrote for this recording'
+        )
+    source = open_source(args.source, args.image_topic, args.fps)
+    truth = find_truth(args.source, source, args.ground_truth, args.gt_frame)
+    path = args.source.resolve()
+    name = path.name if path.is_dir() else path.stem
+    out = args.out or Path('results') / name
+    if (out / RUN_FILE).exists():
+        raise BadInput(f"--out: '{out}' holds an evaluation: name another folder")
+    _check_writable(out)
+    return Job(source, name, truth, out, args.rate, args.compare)
+
+
+def _check_writable(out: Path) -> None:
+    existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    try:
+        with tempfile.TemporaryDirectory(dir=existing):  # permissions alone do not tell
+            pass
+    except OSError:
+        raise BadInput(f"--out: '{existing}' is not a folder that can be written") from None
+
+
+def _without_ros_args(argv: list[str]) -> list[str]:
+    try:
+        return remove_ros_args(argv)
+    except RuntimeError as error:  # what rclpy raises for arguments that it cannot read
+        raise BadInput(_ros_reason(error)) from None
+
+
+def _init_ros(args: argparse.Namespace, argv: list[str]) -> None:
+    params = [] if args.params is None else ['--ros-args', '--params-file', str(args.params)]
+    try:
+        # Signals stay Python's: what has been played by then is still written.
+        rclpy.init(args=argv + params, signal_handler_options=SignalHandlerOptions.NO)
+    except RuntimeError as error:
+        raise BadInput(_ros_reason(error)) from None
+
+
+def _ros_reason(error: RuntimeError) -> str:
+    """Return the text of an error of rclpy in one line, without the places in its source."""
+    return ' '.join(str(error).split(', at ')[0].split())
+
+
+def _replay(job: Job, args: argparse.Namespace) -> int:
+    node = LingbotMapNode(parameter_overrides=_overrides(args))
+    with _spinning(node, NodeExecutor()):
+        try:
+            success = TransitionCallbackReturn.SUCCESS
+            if node.trigger_configure() != success or node.trigger_activate() != success:
+                return 2  # the node has logged why
+            settings = {p.name: p.value for p in node.get_parameters(PARAMETERS)}
+            player = Player(node, args.frame_id or job.source.frame_id)
+            with _spinning(player, SingleThreadedExecutor()):
+                player.wait_for_node()
+                player.check_alone()
+                interrupted = _play(player, job)
+                player.flush()
+                player.check_alone()  # discovery may have taken until now
+                points = (
+                    player.read_map()
+                    if settings['map.voxel_size'] and player.heard
+                    else (np.empty(0, POINT_DTYPE))
+                )
+        finally:
+            node.close(_CLOSE_S)
+    return _conclude(job, player, points, settings, interrupted)
+
+
+def _overrides(args: argparse.Namespace) -> list[Parameter]:
+    values = {
+        'autostart': False,
+        'motion_gate': False,  # every image gets its pose
+        'image_transport': 'raw',  # as the player sends them
+        'queue': 'latest' if args.rate else 'lossless',
+        'checkpoint': args.checkpoint,
+        'model': args.model,
+    }
+    return [Parameter(name, value=value) for name, value in values.items() if value is not None]
+
+
+@contextmanager
+def _spinning(node: Node, executor: Executor) -> Iterator[None]:
+    """Spin a node in a thread of its own while the block runs, then destroy it."""
+    executor.add_node(node)
+    thread = threading.Thread(target=executor.spin, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        executor.shutdown(_CLOSE_S)
+        thread.join(_CLOSE_S)
+        node.destroy_node()
+
+
+def _play(player: Player, job: Job) -> bool:
+    """Send all pictures; tell whether Ctrl-C or damaged input cut it short."""
+    first_ns, start_s = None, 0.0
+    try:
+        for stamp_ns, rgb in tqdm(job.source, desc='replay', unit='image'):
+            if not job.rate:
+                player.wait_for_processed(IN_FLIGHT)
+            elif first_ns is not None:
+                due_s = start_s + (stamp_ns - first_ns) * 1e-9 / job.rate
+                time.sleep(max(0.0, due_s - time.monotonic()))
+            player.send(stamp_ns, rgb)
+            if job.rate and first_ns is None:
+                player.wait_for_processed(0)  # the node warms up for the size of the first image
+                first_ns, start_s = stamp_ns, time.monotonic()
+                player.start_clock(first_ns, job.rate)
+    except KeyboardInterrupt:
+        _say_error(
+            f'interrupted after {len(player.sent)} of {len(job.source)} images: finishing these'
+        )
+        return True
+    except SourceError as error:
+        if not player.sent:
+            raise
+        _say_error(f'{error}: finishing the {len(player.sent)} images before it')
+        return True
+    return False
+
+
+def _conclude(
+    job: Job, player: Player, points: np.ndarray, settings: dict, interrupted: bool
+) -> int:
+    """Write and print what came of it; return the exit code."""
+    stamps_ns, T_map_cam = player.trajectory()
+    comparison = None
+    if job.truth is not None:
+        try:
+            comparison = results.compare(stamps_ns, T_map_cam, job.truth)
+        except MetricsError as error:
+            _say_error(f'no comparison with {job.truth.name}: {error}')
+    live_check = _compare_with_lossless(job, stamps_ns, T_map_cam)
+    comparisons = results.Comparisons(comparison, live_check)
+    summary = results.summarize(player, job.source, comparisons, settings | {'rate': job.rate})
+    random = settings['checkpoint'] == 'random'
+    title = f'{job.name}: {summary.frames_out} poses' + (', random weights' if random else '')
+    results.write(
+        job.out, title, summary, results.Drawing(stamps_ns, T_map_cam, points, comparison)
+    )
+    _say(summary.line())
+    if comparison is not None:
+        _say(comparison.line())
+    if live_check is not None:
+        _say(live_check.line())
+    if random:
+        _say('The weights are random: path and map mean nothing.')
+    _say(f'wrote {job.out}: trajectory.tum map.ply map.png summary.json')
+    no_comparison = job.lossless is not None and live_check is None
+    return 1 if summary.lost or interrupted or no_comparison else 0
+
+
+def _compare_with_lossless(
+    job: Job, stamps_ns: list[int], T_map_cam: np.ndarray
+) -> LiveCheck | None:
+    if job.lossless is None:
+        return None
+    try:
+        return compare_with_lossless(stamps_ns, T_map_cam, job.lossless)
+    except (MetricsError, SourceError) as error:
+        _say_error(f'no comparison with {job.lossless}: {error}')
+        return None
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f'{line}\n')
+
+
+def _say_error(line: str) -> None:
+    sys.stderr.write(f'{PROGRAM}: {line}\n')
+
+
+if __name__ == '__main__':
+    sys.exit(main())
