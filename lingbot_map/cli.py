@@ -1,7 +1,10 @@
-"""Command lines that are refused in one line."""
+"""Command lines that are refused in one line, and folders that a user has named."""
 
 import argparse
+import errno
+from pathlib import Path
 import re
+import tempfile
 from typing import NoReturn
 
 
@@ -19,3 +22,18 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with 2 after one line on stderr."""
         self.exit(2, f'error: {message}\n')
+
+
+def writable_folder(name: str) -> Path:
+    """
+    Return the folder `name`, made if missing, ~ replaced and absolute.
+
+    :raises OSError: nothing can be written there; a trial says so, since permissions do not tell.
+    """
+    try:
+        folder = Path(name).expanduser().absolute()
+    except RuntimeError:
+        raise FileNotFoundError(errno.ENOENT, 'there is no such user', name) from None
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        return folder

@@ -14,8 +14,15 @@ from lingbot_map.config import (
     PRESET_IMAGE_WIDTH,
     StreamConfig,
 )
-from lingbot_map.streaming.budget import blank_model, GB, MemoryBudget, predict
-from lingbot_map.streaming.memory_fit import check_memory, memory_limit, MemoryLimitError
+from lingbot_map.streaming.budget import (
+    blank_model,
+    check_memory,
+    GB,
+    memory_limit,
+    MemoryBudget,
+    MemoryLimitError,
+    predict,
+)
 import torch
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
+from lingbot_map_ros.frame import DROP_REASONS
 from lingbot_map_ros.input.image_topic import ImageTopic
-from lingbot_map_ros.mapping.ledger import DROP_REASONS
 from lingbot_map_ros.mapping.pipeline import INITIALIZING, Pipeline
 import numpy as np
 

@@ -12,8 +12,7 @@ from lingbot_map.errors import describe
 from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map.streaming.loading import load_engine, weights_origin
 from lingbot_map_ros import diagnostics
-from lingbot_map_ros.input.image_topic import ImageTopic
-from lingbot_map_ros.input.silence import SilenceWatch
+from lingbot_map_ros.input.image_topic import ImageTopic, SilenceWatch
 from lingbot_map_ros.mapping.pipeline import Pipeline
 from lingbot_map_ros.mapping.scale import scale_notice
 from lingbot_map_ros.parameter_spec import ParameterError
@@ -25,8 +24,8 @@ from lingbot_map_ros.parameters import (
     read_params,
     refusals,
 )
+from lingbot_map_ros.rclpy_fixes import answer_bad_transitions
 from lingbot_map_ros.services import Services
-from lingbot_map_ros.transitions import answer_bad_transitions
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
 from rclpy.clock import Clock, ClockType

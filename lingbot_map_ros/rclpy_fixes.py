@@ -7,6 +7,8 @@ from weakref import ref, ReferenceType, WeakKeyDictionary
 
 from rclpy.event_handler import EventHandler
 from rclpy.executors import MultiThreadedExecutor
+from rclpy.impl.implementation_singleton import rclpy_implementation
+from rclpy.lifecycle import LifecycleNodeMixin
 from rclpy.subscription import Subscription
 
 _POLL_S = 0.01
@@ -68,3 +70,27 @@ class NodeExecutor(MultiThreadedExecutor):
             self._subscriptions.setdefault(handler, None)  # of a publisher
         subscription = self._subscriptions[handler]
         return None if subscription is None else subscription()
+
+
+def answer_bad_transitions(node: LifecycleNodeMixin) -> None:
+    """
+    Answer a transition that is not possible now with success=False.
+
+    rclpy 7.1 raises in the service callback instead: the caller never hears, the executor dies.
+    """
+    service = node._service_change_state
+    change_state = service.callback
+
+    def answer(request, response):
+        try:
+            return change_state(request, response)
+        except rclpy_implementation.RCLError as error:
+            reason = str(error).split(', at ')[0]
+            node.get_logger().error(
+                f'transition {request.transition.label or request.transition.id} is not possible '
+                f'now: {reason}'
+            )
+            response.success = False
+            return response
+
+    service.callback = answer

@@ -17,8 +17,9 @@ from bag_writer import (
     write_ros1_bag,
 )
 import cv2
-from lingbot_map.recordings.bag_poses import read_pose_topic
-from lingbot_map.recordings.source import open_source, SourceError
+from lingbot_map.recordings.bags import read_pose_topic
+from lingbot_map.recordings.open import open_source
+from lingbot_map.recordings.source import SourceError
 import numpy as np
 import pytest
 from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, Writer

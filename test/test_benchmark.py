@@ -6,9 +6,8 @@ import sys
 
 from lingbot_map.benchmark.__main__ import main
 from lingbot_map.benchmark.arguments import kept_frames, parse, setup_of
-from lingbot_map.benchmark.frames import noise, room
 from lingbot_map.benchmark.report import comparison_lines, run_lines
-from lingbot_map.benchmark.setup import build, host_weights
+from lingbot_map.benchmark.setup import build, host_weights, noise, room
 from lingbot_map.benchmark.speed import Push, Run
 import numpy as np
 import pytest

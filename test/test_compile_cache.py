@@ -4,13 +4,13 @@ import os
 import subprocess
 import sys
 
-from lingbot_map.streaming.compile_cache import CompileCacheError, use_compile_cache
+from lingbot_map.streaming.compiling import CompileCacheError, use_compile_cache
 import pytest
 
 VARIABLES = ('TORCHINDUCTOR_CACHE_DIR', 'TRITON_CACHE_DIR')
 COMPILE = """
 import torch
-from lingbot_map.streaming.compile_cache import use_compile_cache
+from lingbot_map.streaming.compiling import use_compile_cache
 use_compile_cache({folder!r})
 torch.compile(lambda x: torch.sin(x) + 1)(torch.ones(9))
 """
@@ -18,7 +18,7 @@ torch.compile(lambda x: torch.sin(x) + 1)(torch.ones(9))
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    monkeypatch.setattr('lingbot_map.streaming.compile_cache._replaced', {})
+    monkeypatch.setattr('lingbot_map.streaming.compiling._replaced', {})
     for name in VARIABLES:
         monkeypatch.setenv(name, 'as before')
 

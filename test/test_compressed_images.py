@@ -5,8 +5,7 @@ import io
 
 import cv2
 from image_messages import compressed, encode, png
-from lingbot_map.images.compressed_images import compressed_to_rgb
-from lingbot_map.images.decoding import to_rgb, UnsupportedImage
+from lingbot_map.images.decoding import compressed_to_rgb, to_rgb, UnsupportedImage
 from lingbot_map.streaming.preprocess import open_rgb
 import numpy as np
 from PIL import Image as Picture

@@ -5,7 +5,7 @@ import sys
 from fake_engine import straight
 from lingbot_map.mapping.map_frame import MapFrame
 from lingbot_map.mapping.points import POINT_DTYPE
-from lingbot_map_ros.mapping.ledger import to_ns, to_stamp
+from lingbot_map_ros.frame import to_ns, to_stamp
 from lingbot_map_ros.output import conversions
 import numpy as np
 import pytest

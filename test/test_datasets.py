@@ -1,8 +1,8 @@
 """Data sets written in the layouts of their publishers, read back with stamps and true poses."""
 
 from lingbot_map.recordings.datasets import open_dataset
-from lingbot_map.recordings.pose_files import find_truth
-from lingbot_map.recordings.source import open_source, SourceError
+from lingbot_map.recordings.open import find_truth, open_source
+from lingbot_map.recordings.source import SourceError
 import numpy as np
 from PIL import Image
 import pytest

@@ -11,9 +11,8 @@ import threading
 from lingbot_map.evaluation.metrics import ate, path_length
 from lingbot_map.geometry import invert, quaternion_to_matrix, R_REP103_OPTICAL, rigid
 from lingbot_map.mapping.points import POINT_DTYPE
-from lingbot_map.recordings.bag_poses import read_pose_topic
-from lingbot_map.synthetic.__main__ import SAMPLE_CONFIG, SAMPLE_SEED
-from lingbot_map.synthetic.rooms import build_rooms
+from lingbot_map.recordings.bags import read_pose_topic
+from lingbot_map.synthetic.rooms import build_rooms, SAMPLE_CONFIG, SAMPLE_SEED
 from nav_msgs.msg import Odometry
 import numpy as np
 import pytest

@@ -4,15 +4,15 @@ from types import SimpleNamespace
 
 from fake_engine import DEPTH, FakeEngine, turned
 from lingbot_map.config import StreamConfig
-from lingbot_map.evaluation.colmap import ColmapModel
-from lingbot_map.evaluation.depth_export import DepthExport
+from lingbot_map.evaluation.exports import ColmapModel, DepthExport
+from lingbot_map.evaluation.recording import select, Selection
 from lingbot_map.evaluation.run import deterministic_kernels, run_recording, timing_values, Viewing
 from lingbot_map.images.camera import Camera
 from lingbot_map.images.mask import load_mask
 from lingbot_map.mapping.map_frame import rotation_matrix
 from lingbot_map.mapping.points import PointFilter
-from lingbot_map.recordings.selection import select, Selection
-from lingbot_map.recordings.source import open_source, SourceError
+from lingbot_map.recordings.open import open_source
+from lingbot_map.recordings.source import SourceError
 from lingbot_map.streaming.checkpoint import load_model
 from lingbot_map.streaming.engine import StreamEngine
 import numpy as np

@@ -2,7 +2,7 @@
 
 import os
 
-from lingbot_map.folders import writable_folder
+from lingbot_map.cli import writable_folder
 import pytest
 
 

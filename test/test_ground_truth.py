@@ -1,8 +1,9 @@
 """True poses from files, and which of them belong to a recording."""
 
 from bag_writer import odometry, raw_image, write_bag
-from lingbot_map.recordings.pose_files import find_truth, read_truth_file, to_nanoseconds
-from lingbot_map.recordings.source import open_source, SourceError
+from lingbot_map.recordings.open import find_truth, open_source
+from lingbot_map.recordings.pose_files import read_truth_file, to_nanoseconds
+from lingbot_map.recordings.source import SourceError
 import numpy as np
 from PIL import Image
 import pytest

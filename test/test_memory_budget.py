@@ -10,19 +10,22 @@ from lingbot_map.config import MODEL_PRESETS, StreamConfig
 from lingbot_map.layers.attention import attend_fully
 from lingbot_map.memory_budget import main
 from lingbot_map.models.gct_stream import GCTStream
-from lingbot_map.streaming.budget import blank_model, CALIBRATION, GB, predict
-from lingbot_map.streaming.checkpoint import load_model, set_heads_dtype, set_trunk_dtype
-from lingbot_map.streaming.compiling import compile_model
-from lingbot_map.streaming.engine import StreamEngine
-from lingbot_map.streaming.memory_fit import (
+from lingbot_map.streaming.budget import (
+    blank_model,
+    CALIBRATION,
     changes,
     check_memory,
     fit,
+    GB,
     memory_limit,
     MemoryLimit,
     MemoryLimitError,
+    predict,
     settle,
 )
+from lingbot_map.streaming.checkpoint import load_model, set_heads_dtype, set_trunk_dtype
+from lingbot_map.streaming.compiling import compile_model
+from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map.streaming.roll_over import NextWindow
 from lingbot_map_ros.parameters import NodeParams
 from lingbot_map_ros.stream_settings import stream_config, usual_image_size

@@ -7,7 +7,7 @@ from fake_engine import Gate
 from lingbot_map.config import StreamConfig
 from lingbot_map.streaming.checkpoint import load_model
 from lingbot_map.streaming.engine import StreamEngine
-from lingbot_map_ros.mapping.library_log import library_log
+from lingbot_map_ros.mapping.worker import library_log
 from node_rig import running
 import numpy as np
 import pytest

@@ -1,7 +1,6 @@
 """Memory that is too small is refused, or kept to, before anything fails; over DDS."""
 
-from lingbot_map.streaming.budget import blank_model, GB, predict
-from lingbot_map.streaming.memory_fit import MemoryLimit
+from lingbot_map.streaming.budget import blank_model, GB, MemoryLimit, predict
 from lingbot_map_ros.parameters import NodeParams
 from lingbot_map_ros.stream_settings import stream_config
 from node_rig import running

@@ -5,10 +5,8 @@ from array import array
 from fake_engine import DEPTH, FakeEngine, STEP
 from image_messages import compressed, encode, ENCODINGS, png, raw
 from lingbot_map.geometry import quaternion_to_matrix, R_REP103_OPTICAL
-from lingbot_map.images.compressed_images import compressed_to_rgb
-from lingbot_map.images.decoding import to_rgb
-from lingbot_map.images.turning import turn_picture, turn_rotation, TURNS
-from lingbot_map.images.view import GREY
+from lingbot_map.images.decoding import compressed_to_rgb, to_rgb
+from lingbot_map.images.view import GREY, turn_picture, turn_rotation, TURNS
 from lingbot_map.streaming.preprocess import open_rgb
 from lingbot_map_ros.node import LingbotMapNode
 from node_rig import running, to_time

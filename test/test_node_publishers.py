@@ -1,7 +1,7 @@
 """Publishers of the image topic that do not fit, and topics that stay silent."""
 
 from diagnostic_msgs.msg import DiagnosticStatus
-from lingbot_map_ros.input import silence
+from lingbot_map_ros.input import image_topic as silence
 from node_rig import running, to_time
 import pytest
 import rclpy

@@ -6,8 +6,8 @@ from geometry_msgs.msg import PoseStamped, Quaternion, TransformStamped
 from lingbot_map.mapping.map_frame import MapFrame
 from lingbot_map.mapping.map_store import MapStore
 from lingbot_map.mapping.points import POINT_DTYPE
+from lingbot_map_ros.frame import to_stamp
 from lingbot_map_ros.mapping import scale as scale_estimation
-from lingbot_map_ros.mapping.ledger import to_stamp
 from lingbot_map_ros.output.conversions import pose_stamped
 from lingbot_map_ros.output.trajectory import Trajectory
 from nav_msgs.msg import Odometry

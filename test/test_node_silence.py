@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 from image_messages import encode
-from lingbot_map_ros.input import silence
+from lingbot_map_ros.input import image_topic as silence
 from node_rig import running
 import numpy as np
 import pytest

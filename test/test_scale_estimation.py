@@ -1,8 +1,8 @@
 """The scale from odometry: when there is one, how right it is, and what it rests on."""
 
 from lingbot_map.geometry import invert
+from lingbot_map_ros.frame import to_stamp
 from lingbot_map_ros.input.odometry import OdometryInput
-from lingbot_map_ros.mapping.ledger import to_stamp
 from lingbot_map_ros.mapping.scale import ScaleEstimator
 from lingbot_map_ros.output.frames import NoTransform
 from lingbot_map_ros.parameters import NodeParams

@@ -1,7 +1,7 @@
 """A masked pass over a whole clip gives the numbers of streaming it frame by frame."""
 
 from lingbot_map.models.gct_stream import GCTStream
-from lingbot_map.train.sequence import forward_sequence, visibility
+from lingbot_map.train.attention import forward_sequence, visibility
 import pytest
 import torch
 

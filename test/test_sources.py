@@ -3,7 +3,8 @@
 import os
 
 import cv2
-from lingbot_map.recordings.source import open_source, SourceError
+from lingbot_map.recordings.open import open_source
+from lingbot_map.recordings.source import SourceError
 import numpy as np
 from PIL import Image
 import pytest

@@ -1,8 +1,8 @@
 """Which stamps are admitted."""
 
+from lingbot_map_ros.frame import Dropped, LATE, REPEATED, ZERO_STAMP
 from lingbot_map_ros.input import admission as stamps
 from lingbot_map_ros.input.admission import StampGate
-from lingbot_map_ros.mapping.ledger import Dropped, LATE, REPEATED, ZERO_STAMP
 import pytest
 
 S = 1_000_000_000

@@ -2,21 +2,18 @@ from dataclasses import replace
 import io
 import math
 
-from lingbot_map.synthetic.__main__ import (
-    Clip,
+from lingbot_map.synthetic.__main__ import Clip, main, render_clips, RoomConfig
+from lingbot_map.synthetic.bag import SampleBagError, write_sample_bag
+from lingbot_map.synthetic.paths import camera_paths, slowed
+from lingbot_map.synthetic.rendering import render_rooms
+from lingbot_map.synthetic.rooms import (
+    build_rooms,
     FIRST_TRAINING_SEED,
-    main,
-    render_clips,
-    RoomConfig,
     SAMPLE_SEED,
     TEST_CONFIG,
     TEST_SEEDS,
     VALIDATION_SEEDS,
 )
-from lingbot_map.synthetic.bag import SampleBagError, write_sample_bag
-from lingbot_map.synthetic.paths import camera_paths, slowed
-from lingbot_map.synthetic.rendering import render_rooms
-from lingbot_map.synthetic.rooms import build_rooms
 from lingbot_map.synthetic.statistics import clip_quantities, Quantity
 import numpy as np
 from PIL import Image

@@ -3,12 +3,14 @@
 from lingbot_map.config import demo_checkpoint
 from lingbot_map.geometry import invert, matrix_to_quaternion, unproject
 from lingbot_map.streaming.checkpoint import load_model
-from lingbot_map.synthetic.__main__ import render_clips, RoomConfig, TEST_SEEDS, VALIDATION_SEEDS
+from lingbot_map.synthetic.__main__ import render_clips, RoomConfig
+from lingbot_map.synthetic.rooms import TEST_SEEDS, VALIDATION_SEEDS
 from lingbot_map.train import __main__ as train
-from lingbot_map.train import flex, trainer
+from lingbot_map.train import attention as flex
+from lingbot_map.train import trainer
+from lingbot_map.train.attention import dense_attention, visibility
 from lingbot_map.train.losses import make_targets, pose_loss
 from lingbot_map.train.muon import orthogonalise
-from lingbot_map.train.sequence import dense_attention, visibility
 import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention

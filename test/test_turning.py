@@ -1,7 +1,7 @@
 """Turned pictures: the same pixels, rays and points of the world, however the camera lies."""
 
 from fake_engine import straight
-from lingbot_map.images.turning import (
+from lingbot_map.images.view import (
     turn_back,
     turn_intrinsics,
     turn_picture,

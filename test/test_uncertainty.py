@@ -2,8 +2,13 @@
 
 from dataclasses import replace
 
-from lingbot_map.mapping.pose_jumps import JumpWatch
-from lingbot_map.mapping.uncertainty import look_at, pose_covariance, Scene, UNKNOWN_VARIANCE
+from lingbot_map.mapping.pose_quality import (
+    JumpWatch,
+    look_at,
+    pose_covariance,
+    Scene,
+    UNKNOWN_VARIANCE,
+)
 import numpy as np
 import pytest
 from test_points import random_frame

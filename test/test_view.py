@@ -5,8 +5,7 @@ from dataclasses import replace
 from lingbot_map.config import MODEL_PRESETS, StreamConfig
 from lingbot_map.images.camera import camera_of
 from lingbot_map.images.mask import load_mask, MaskError
-from lingbot_map.images.turning import turn_picture, TURNS
-from lingbot_map.images.view import GREY, View
+from lingbot_map.images.view import GREY, turn_picture, TURNS, View
 from lingbot_map.mapping.points import PointFilter
 from lingbot_map.models.gct_stream import GCTStream
 from lingbot_map.streaming.engine import StreamEngine

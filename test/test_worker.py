@@ -5,9 +5,10 @@ import time
 
 from fake_engine import straight
 from lingbot_map.mapping.map_frame import MapFrame
+from lingbot_map_ros.frame import BAD_IMAGE, Frame, SUPERSEDED, to_stamp
+from lingbot_map_ros.input.admission import GapWatch
 from lingbot_map_ros.input.inbox import Inbox
-from lingbot_map_ros.mapping.ledger import BAD_IMAGE, Frame, GAP, Ledger, SUPERSEDED, to_stamp
-from lingbot_map_ros.mapping.pace import GapWatch
+from lingbot_map_ros.mapping.ledger import GAP, Ledger
 from lingbot_map_ros.output.conversions import pose_stamped
 from lingbot_map_ros.output.publisher_thread import PublisherThread
 from lingbot_map_ros.output.trajectory import Trajectory

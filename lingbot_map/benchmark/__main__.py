@@ -28,7 +28,7 @@ from lingbot_map.benchmark.setup import host_weights, Setup, SetupError
 from lingbot_map.benchmark.soak import soak, soak_lines, soak_values
 from lingbot_map.benchmark.speed import measure
 from lingbot_map.streaming.checkpoint import CheckpointError
-from lingbot_map.streaming.compile_cache import CompileCacheError, use_compile_cache
+from lingbot_map.streaming.compiling import CompileCacheError, use_compile_cache
 import torch
 from torch import Tensor
 

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from lingbot_map.benchmark.frames import room
-from lingbot_map.benchmark.setup import build, Setup
+from lingbot_map.benchmark.setup import build, room, Setup
 from lingbot_map.benchmark.speed import Say
 from lingbot_map.evaluation.metrics import rotation_angles_deg
-from lingbot_map.models.precision import tf32
+from lingbot_map.models.cuda import tf32
 import numpy as np
 from torch import Tensor
 

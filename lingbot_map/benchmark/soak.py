@@ -6,8 +6,7 @@ import gc
 import os
 from pathlib import Path
 
-from lingbot_map.benchmark.frames import noise
-from lingbot_map.benchmark.setup import build, Setup
+from lingbot_map.benchmark.setup import build, noise, Setup
 from lingbot_map.benchmark.speed import Push, Say, stream
 from lingbot_map.streaming.compiling import compilations
 from lingbot_map.streaming.engine import StreamEngine

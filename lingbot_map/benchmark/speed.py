@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 import time
 
-from lingbot_map.benchmark.frames import noise
-from lingbot_map.benchmark.setup import build, Ready, Setup, synchronize
+from lingbot_map.benchmark.setup import build, noise, Ready, Setup, synchronize
 from lingbot_map.mapping.points import PointFilter
 from lingbot_map.streaming.compiling import compilations
 from lingbot_map.streaming.engine import StreamEngine

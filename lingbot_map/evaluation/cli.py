@@ -8,6 +8,7 @@ all are evaluated; 1: some are not; 2: none is, because of bad input.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 import functools
@@ -16,23 +17,40 @@ from pathlib import Path
 import signal
 import sys
 
-from lingbot_map.evaluation.arguments import inputs_and_settings, make_parser, say_error
+from lingbot_map.cli import Parser
 from lingbot_map.evaluation.engine import load, Loaded, versions
-from lingbot_map.evaluation.folders import is_finished, only_writer, Recording, unique_names
+from lingbot_map.evaluation.exports import require_rerun
+from lingbot_map.evaluation.folders import (
+    is_finished,
+    only_writer,
+    Recording,
+    size_of,
+    unique_names,
+    whole_folder,
+)
 from lingbot_map.evaluation.metrics import MetricsError
-from lingbot_map.evaluation.recording import evaluate, Plan, plan
-from lingbot_map.evaluation.rerun_log import require_rerun
-from lingbot_map.evaluation.results import line
-from lingbot_map.evaluation.run import deterministic_kernels
-from lingbot_map.evaluation.settings import SettingsError
-from lingbot_map.evaluation.tables import table_row, write_tables
+from lingbot_map.evaluation.outputs import line, Outputs
+from lingbot_map.evaluation.recording import Plan, plan
+from lingbot_map.evaluation.report import table_row, write_tables
+from lingbot_map.evaluation.run import deterministic_kernels, run_recording, timing_values
+from lingbot_map.evaluation.settings import (
+    add_arguments,
+    complete,
+    read_config,
+    read_node_params,
+    SettingsError,
+)
 from lingbot_map.images.mask import MaskError
-from lingbot_map.recordings.source import open_source, SourceError
+from lingbot_map.recordings.open import NO_TRUTH, open_source
+from lingbot_map.recordings.source import SourceError
+from lingbot_map.streaming.budget import MemoryLimitError
 from lingbot_map.streaming.checkpoint import CheckpointError
-from lingbot_map.streaming.memory_fit import MemoryLimitError
+from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map_ros.parameter_spec import ParameterError
 import torch
+from tqdm import tqdm
 
+PROGRAM = 'lingbot_map_evaluate'
 _BAD_INPUT = (
     SourceError,
     MetricsError,
@@ -42,6 +60,90 @@ _BAD_INPUT = (
     CheckpointError,
     MemoryLimitError,
 )
+
+
+def make_parser(description: str) -> Parser:
+    """Return the parser of the program's command line."""
+    parser = Parser(
+        prog=PROGRAM,
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog='Defaults in brackets.',
+    )
+    add = parser.add_argument
+    add(
+        'recordings',
+        nargs='*',
+        type=Path,
+        metavar='RECORDING',
+        help='rosbag2, ROS 1 bag, folder of images or of a data set (TUM RGB-D, EuRoC, KITTI, '
+        '7-Scenes), video',
+    )
+    add(
+        '--out',
+        type=Path,
+        metavar='DIR',
+        default=Path('results/evaluation'),
+        help='where to write (results/evaluation)',
+    )
+    files = parser.add_mutually_exclusive_group()
+    files.add_argument(
+        '--config',
+        type=Path,
+        metavar='run.yaml',
+        help='take settings, and the recording if none is given, from an earlier evaluation',
+    )
+    files.add_argument(
+        '--params',
+        type=Path,
+        metavar='FILE',
+        help="take the settings of the network and the map from the node's parameter file",
+    )
+    add('--overwrite', action='store_true', help='evaluate finished recordings again')
+    add(
+        '--rerun',
+        type=Path,
+        metavar='FILE.rrd',
+        help='also write a Rerun recording of the one recording (needs the package rerun-sdk)',
+    )
+    add_arguments(parser)
+    return parser
+
+
+def inputs_and_settings(given: dict) -> tuple[list[Path], dict]:
+    """Return the recordings and the settings: what is given goes before what a file says."""
+    paths, config, params = (given.pop(name) for name in ('recordings', 'config', 'params'))
+    values = {} if params is None else read_node_params(params)
+    if config is not None:
+        content = read_config(config)
+        values = content['settings'] | content['resolved']
+        paths = paths or [Path(str(content['input'].get('path')))]
+        _warn_of_versions(config, content['versions'])
+    settings = complete(values | given)
+    if not paths:
+        raise SettingsError('name a recording, or an earlier run.yaml with --config')
+    truth = settings['ground_truth']
+    if len(paths) > 1 and truth not in ('', NO_TRUTH) and Path(truth).is_file():
+        raise SettingsError(
+            f"ground_truth is the file '{truth}', which cannot belong to {len(paths)} recordings"
+        )
+    return paths, settings
+
+
+def _warn_of_versions(config: Path, recorded: dict) -> None:
+    present = versions()
+    changed = [
+        f'{name} {then} (now {present.get(name)})'
+        for name, then in recorded.items()
+        if present.get(name) != then
+    ]
+    if changed:
+        say_error(f"'{config}' was made with {', '.join(changed)}: figures may differ")
+
+
+def say_error(text: str) -> None:
+    """Print a line on stderr with the name of the program before it."""
+    sys.stderr.write(f'{PROGRAM}: {text}\n')
 
 
 @dataclass(frozen=True)
@@ -151,6 +253,55 @@ def _evaluate_one(planned: Plan, load_once: Callable[[], Loaded], job: Job) -> N
     for note in metrics['notes']:
         _say(f'  {note}')
     _say(f'wrote {folder}: report.html and {len(list(folder.iterdir())) - 1} more')
+
+
+def evaluate(
+    planned: Plan, engine: StreamEngine, device: torch.device, out: Path, record: dict
+) -> None:
+    """
+    Run and write everything into the folder `out`.
+
+    `record` is the part of run.yaml that all recordings share. The folder appears when all files
+    are in it.
+    """
+    settings, pictures = planned.settings, planned.pictures
+    engine.keyframe_interval = planned.keyframe_interval
+    if device.type == 'cuda':
+        torch.cuda.reset_peak_memory_stats(device)
+    with whole_folder(out) as folder, Outputs(folder, planned) as outputs:
+        run, timing = run_recording(
+            engine,
+            tqdm(pictures, desc=planned.recording.name, unit='image'),
+            settings['scale'],
+            planned.viewing,
+            outputs.consumers,
+        )
+        if not len(run.stamps_ns):
+            raise SourceError('the network gave no finite pose: nothing to write')
+        times = timing_values(timing, run, device)
+        outputs.write(run, times, _complete_record(planned, engine, record, out.parent))
+
+
+def _complete_record(planned: Plan, engine: StreamEngine, record: dict, out: Path) -> dict:
+    """Return the content of run.yaml; paths in it are absolute, so that it works anywhere."""
+    path, source = planned.recording.path, planned.recording.source
+    described = {
+        'path': str(path),
+        'bytes': size_of(path, out),
+        'images': len(planned.pictures.stamps_ns),
+        'skipped': source.skipped,
+    }
+    resolved = {
+        'image_topic': getattr(source, 'image_topic', ''),
+        'compile_mode': engine.compile_mode,
+        'attention_backend': engine.attention_backend,
+    }
+    if planned.settings['keyframe_policy'] != 'flow':
+        resolved['keyframe_interval'] = planned.keyframe_interval
+    truth = Path(planned.settings['ground_truth'])
+    if truth.is_file():
+        resolved['ground_truth'] = str(truth.resolve())
+    return {'input': described} | record | {'resolved': record['resolved'] | resolved}
 
 
 def _figures(folder: Path) -> tuple[dict, dict]:

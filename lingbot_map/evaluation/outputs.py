@@ -1,28 +1,167 @@
-"""Everything that one evaluation leaves: collected while it runs, written at its end."""
+"""Everything that one evaluation leaves: figures, pictures, files; written at its end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from lingbot_map.evaluation.colmap import ColmapModel
-from lingbot_map.evaluation.depth_export import DepthExport
+from lingbot_map.evaluation.exports import ColmapModel, DepthExport, RerunLog
 from lingbot_map.evaluation.folders import RUN_FILE
-from lingbot_map.evaluation.plots import PreviewKeeper
-from lingbot_map.evaluation.rerun_log import RerunLog
-from lingbot_map.evaluation.results import illustrate, measure
+from lingbot_map.evaluation.map_picture import render_map
+from lingbot_map.evaluation.metrics import ate, MetricsError, path_length, Similarity
+from lingbot_map.evaluation.plots import (
+    draw_errors,
+    draw_strip,
+    draw_trajectories,
+    Preview,
+    PreviewKeeper,
+)
+from lingbot_map.evaluation.recording import Plan, SelectedPictures
+from lingbot_map.evaluation.report import as_html, Report
 from lingbot_map.evaluation.run import PlacedFrame, Run
+from lingbot_map.evaluation.scoring import match, Matched, score, ScoreOptions
 from lingbot_map.mapping.export import write_bytes, write_kitti, write_ply, write_tum
 from lingbot_map.mapping.map_store import MapStore
 from lingbot_map.mapping.points import PointFilter
-from lingbot_map.recordings.selection import SelectedPictures
 import numpy as np
 import yaml
 
-if TYPE_CHECKING:
-    from lingbot_map.evaluation.recording import Plan
+RANDOM_NOTE = 'The weights are random: path and map mean nothing.'
+
+
+@dataclass(frozen=True)
+class Result:
+    """What metrics.json holds, and what the pictures need beside it."""
+
+    name: str
+    run: Run
+    metrics: dict
+    notes: list[str]
+    matched: Matched | None
+    to_truth: Similarity | None  # Sim(3) from the map to the truth's world
+
+
+def measure(planned: Plan, run: Run) -> Result:
+    """Return the figures of a run, which are functions of its poses alone."""
+    settings, truth = planned.settings, planned.truth
+    notes = [RANDOM_NOTE] if settings['checkpoint'] == 'random' else []
+    notes += planned.notes
+    metrics = {
+        'images': run.images,
+        'poses': len(run.stamps_ns),
+        'keyframes': int(run.is_keyframe.sum()),
+        'windows': run.windows,
+        'coverage_percent': 100 * len(run.stamps_ns) / run.images,
+        'duration_s': (run.stamps_ns[-1] - run.stamps_ns[0]) * 1e-9,
+        'path_length_map_units': path_length(run.T_map_cam[:, :3, 3]),
+        'ground_truth': None,
+    }
+    matched = to_truth = None
+    if truth is not None:
+        matched = match(run.stamps_ns, run.T_map_cam, truth, settings['tolerance'])
+        options = ScoreOptions(
+            settings['tolerance'], settings['rpe_frames'], settings['rpe_metres']
+        )
+        figures, lines = score(matched, options)
+        notes += [*_coverage_note(len(matched.stamps_ns), run.images), *lines]
+        notes += _mount_note(planned)
+        to_truth = _alignment(matched)
+        metrics['ground_truth'] = {
+            'name': truth.name,
+            'tolerance_s': settings['tolerance'],
+            'offset_s': settings['gt_offset'],
+            'matched': len(matched.stamps_ns),
+            'matched_percent': 100 * len(matched.stamps_ns) / run.images,
+            'largest_gap_s': matched.largest_gap_s,
+        }
+        metrics |= figures
+    metrics['notes'] = notes
+    return Result(planned.recording.name, run, metrics, notes, matched, to_truth)
+
+
+def _coverage_note(matched: int, images: int) -> list[str]:
+    """Say that the figures are about a small part, which may make them look good."""
+    if 2 * matched >= images:
+        return []
+    return [f'Only {matched} of {images} images have a true pose: the figures are about these.']
+
+
+def _mount_note(planned: Plan) -> list[str]:
+    """Say that the truth may be about another frame than the camera's."""
+    body, camera = planned.truth.body, planned.recording.source.frame_id
+    if not body or body == camera or planned.settings['body_to_camera']:
+        return []
+    return [
+        f"The ground truth is about '{body}', the images are of '{camera}', and body_to_camera is "
+        'not set: the distance between the two counts as error, and rotations are not comparable.'
+    ]
+
+
+def _alignment(matched: Matched) -> Similarity | None:
+    try:
+        return ate(matched.T[:, :3, 3], matched.T_true[:, :3, 3], 'sim3').alignment
+    except MetricsError:
+        return None
+
+
+def illustrate(
+    folder: Path,
+    result: Result,
+    points: np.ndarray,
+    previews: list[Preview],
+    times: dict,
+    record: dict,
+) -> None:
+    """Write the pictures and report.html, which holds them all."""
+    run, matched, to_truth = result.run, result.matched, result.to_truth
+    positions, truth_xyz = run.T_map_cam[:, :3, 3], None
+    if to_truth is not None:
+        truth_xyz = to_truth.inverse()(matched.T_true[:, :3, 3])
+    title = f'{result.name}: {len(run.stamps_ns)} poses'
+    pictures = {
+        'map.png': (
+            'The map, from above and from the side',
+            render_map(points, positions, truth_xyz, title),
+        ),
+        'trajectory.png': (
+            'The path' + (', the ground truth aligned to it by Sim(3)' if to_truth else ''),
+            draw_trajectories(run.T_map_cam, matched, to_truth),
+        ),
+    }
+    if to_truth is not None:
+        pictures['error.png'] = (
+            'Error over time, after Sim(3) alignment',
+            draw_errors(matched, to_truth),
+        )
+    if previews:
+        pictures['frames.png'] = (
+            'Some frames: image, depth (red is near), confidence',
+            draw_strip(previews),
+        )
+    for name, (_, png) in pictures.items():
+        write_bytes(folder / name, png)
+    figures = {name: value for name, value in result.metrics.items() if name != 'notes'}
+    report = Report(title, result.notes, figures, dict(pictures.values()), times, record)
+    write_bytes(folder / 'report.html', as_html(report).encode())
+
+
+def line(name: str, metrics: dict, times: dict) -> str:
+    """Return what is printed about a finished evaluation."""
+    words = [
+        f'{name}: {metrics["images"]} images, {metrics["poses"]} poses '
+        f'({metrics["keyframes"]} keyframes), {times["fps"]:.1f} FPS'
+    ]
+    ate_m = (metrics.get('ate') or {}).get('sim3')
+    if ate_m:
+        share = metrics['ate_percent_of_path']['sim3']
+        words.append(
+            f'ATE after Sim(3) alignment {ate_m["rmse"]:.3f} m rmse, {share:.2f} % of '
+            f'{metrics["path_length_m"]:.2f} m; scale {metrics["scale"]:.4f} m per map unit'
+        )
+    return ', '.join(words)
+
 
 _PREVIEWS = 6
 

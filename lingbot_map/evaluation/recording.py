@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lingbot_map.evaluation.folders import Recording, size_of, whole_folder
-from lingbot_map.evaluation.outputs import Outputs
-from lingbot_map.evaluation.run import run_recording, timing_values, Viewing
+from lingbot_map.evaluation.folders import Recording
+from lingbot_map.evaluation.run import Viewing
 from lingbot_map.evaluation.scoring import match
 from lingbot_map.geometry import quaternion_to_matrix, rigid
 from lingbot_map.images.camera import camera_of, CameraInfoError
 from lingbot_map.images.mask import load_mask
 from lingbot_map.models.keyframes import interval_for
 from lingbot_map.recordings.bags import read_camera_info
-from lingbot_map.recordings.pose_files import find_truth, NO_TRUTH, PoseTrack
-from lingbot_map.recordings.selection import select, SelectedPictures, Selection
-from lingbot_map.recordings.source import is_bag, SourceError
-from lingbot_map.streaming.engine import StreamEngine
+from lingbot_map.recordings.open import find_truth, NO_TRUTH
+from lingbot_map.recordings.pose_files import PoseTrack
+from lingbot_map.recordings.source import is_bag, Source, SourceError
 import numpy as np
 import torch
-from tqdm import tqdm
 
 
 @dataclass(frozen=True)
@@ -95,50 +93,60 @@ def viewing(recording: Recording, settings: dict) -> tuple[Viewing, str]:
     return Viewing(camera, mask, degrees, settings['use_camera_info']), note
 
 
-def evaluate(
-    planned: Plan, engine: StreamEngine, device: torch.device, out: Path, record: dict
-) -> None:
-    """
-    Run and write everything into the folder `out`.
+@dataclass(frozen=True)
+class Selection:
+    """A stretch of time of a recording, and every n-th picture of it."""
 
-    `record` is the part of run.yaml that all recordings share. The folder appears when all files
-    are in it.
+    every: int = 1
+    start_s: float = 0.0  # after the first picture
+    duration_s: float = 0.0  # 0: to the end
+    max_frames: int = 0  # 0: no limit
+
+    def choose(self, stamps_ns: Sequence[int]) -> list[int]:
+        """Return the positions of the chosen pictures, ascending."""
+        if not stamps_ns:
+            return []
+        begin = stamps_ns[0] + round(self.start_s * 1e9)
+        end = begin + round(self.duration_s * 1e9) if self.duration_s else float('inf')
+        inside = [i for i, stamp in enumerate(stamps_ns) if begin <= stamp <= end]
+        return inside[:: self.every][: self.max_frames or None]
+
+
+@dataclass(frozen=True)
+class SelectedPictures:
+    """The chosen pictures of a source, whose stamps are all known and have been read once."""
+
+    source: Source
+    stamps_ns: list[int]  # of all pictures of the source
+    chosen: list[int]
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield (stamp_ns, rgb); only chosen pictures are decoded."""
+        wanted = set(self.chosen)
+        last = self.chosen[-1]
+        for i, (stamp_ns, read) in enumerate(self.source.lazy()):
+            if i in wanted:
+                yield stamp_ns, read()
+            if i == last:
+                return
+
+
+def select(source: Source, selection: Selection) -> SelectedPictures:
     """
-    settings, pictures = planned.settings, planned.pictures
-    engine.keyframe_interval = planned.keyframe_interval
-    if device.type == 'cuda':
-        torch.cuda.reset_peak_memory_stats(device)
-    with whole_folder(out) as folder, Outputs(folder, planned) as outputs:
-        run, timing = run_recording(
-            engine,
-            tqdm(pictures, desc=planned.recording.name, unit='image'),
-            settings['scale'],
-            planned.viewing,
-            outputs.consumers,
+    Read all stamps of a source and choose.
+
+    What is wrong with a recording as such shows here, before any work. Raises SourceError, also
+    if nothing is chosen.
+    """
+    stamps_ns = [stamp_ns for stamp_ns, _ in source.lazy()]
+    chosen = selection.choose(stamps_ns)
+    if not chosen:
+        length_s = (stamps_ns[-1] - stamps_ns[0]) * 1e-9 if stamps_ns else 0.0
+        raise SourceError(
+            f'nothing is left of {len(stamps_ns)} images over {length_s:.3f} s: '
+            f'start is {selection.start_s:g} s'
         )
-        if not len(run.stamps_ns):
-            raise SourceError('the network gave no finite pose: nothing to write')
-        times = timing_values(timing, run, device)
-        outputs.write(run, times, _complete_record(planned, engine, record, out.parent))
-
-
-def _complete_record(planned: Plan, engine: StreamEngine, record: dict, out: Path) -> dict:
-    """Return the content of run.yaml; paths in it are absolute, so that it works anywhere."""
-    path, source = planned.recording.path, planned.recording.source
-    described = {
-        'path': str(path),
-        'bytes': size_of(path, out),
-        'images': len(planned.pictures.stamps_ns),
-        'skipped': source.skipped,
-    }
-    resolved = {
-        'image_topic': getattr(source, 'image_topic', ''),
-        'compile_mode': engine.compile_mode,
-        'attention_backend': engine.attention_backend,
-    }
-    if planned.settings['keyframe_policy'] != 'flow':
-        resolved['keyframe_interval'] = planned.keyframe_interval
-    truth = Path(planned.settings['ground_truth'])
-    if truth.is_file():
-        resolved['ground_truth'] = str(truth.resolve())
-    return {'input': described} | record | {'resolved': record['resolved'] | resolved}
+    return SelectedPictures(source, stamps_ns, chosen)

@@ -14,13 +14,12 @@ import time
 
 from lingbot_map.images.camera import Camera
 from lingbot_map.images.mask import ImageMask
-from lingbot_map.images.turning import turn_picture, turn_rotation
-from lingbot_map.images.view import View
+from lingbot_map.images.view import turn_picture, turn_rotation, View
 from lingbot_map.mapping.map_frame import MapFrame
 from lingbot_map.recordings.source import SourceError
+from lingbot_map.streaming.budget import MemoryLimitError
 from lingbot_map.streaming.engine import NotFiniteError, StreamEngine, StreamLimitError
 from lingbot_map.streaming.frame import FrameResult
-from lingbot_map.streaming.memory_fit import MemoryLimitError
 import numpy as np
 import torch
 

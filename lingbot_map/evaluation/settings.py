@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import math
 from pathlib import Path
 
-from lingbot_map.evaluation.depth_export import FORMS
+from lingbot_map.evaluation.exports import FORMS
 from lingbot_map_ros.parameter_spec import ParameterError, Spec, Value
 from lingbot_map_ros.parameters import PARAMETERS
 import yaml

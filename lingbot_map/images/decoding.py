@@ -7,10 +7,15 @@ BT.601 with the narrow range, which is what V4L2 cameras send.
 """
 
 from functools import partial
+import io
 import re
+import struct
+import zlib
 
 import cv2
+from lingbot_map.streaming.preprocess import picture_rgb
 import numpy as np
+from PIL import Image
 
 MAX_SIDE = 16384  # beyond any camera: such a size is a damaged message
 _CODES = {  # channels, and how OpenCV calls the way to RGB; None: already there
@@ -39,6 +44,20 @@ _NUMBERS = re.compile(r'(8|16|32|64)[USF]C?\d*')
 _PICTURES = (
     'rgb8, bgr8, rgba8, bgra8, mono8, 8UC1, 8UC3, 8UC4, bayer_rggb8 (or another pattern), any of '
     'these with 16 bits, uyvy, yuyv, nv12, nv21 or nv24'
+)
+_FORMATS = ('JPEG', 'PNG', 'TIFF', 'WEBP')  # what cameras send; Pillow knows stranger ones
+DAMAGED_PICTURE = (  # what Pillow lets through from the layers below it
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    LookupError,
+    EOFError,
+    OverflowError,
+    MemoryError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
 )
 
 
@@ -216,3 +235,32 @@ def _decoders() -> dict:
 
 
 _DECODERS = _decoders()
+
+
+def compressed_to_rgb(message) -> np.ndarray:
+    """
+    Return the picture (H, W, 3) uint8, the same as if its data were an image file.
+
+    `message` is a sensor_msgs/CompressedImage of rclpy or of rosbags; a Bayer mosaic that was
+    compressed without loss becomes colours. UnsupportedImage: not a picture, or a damaged one.
+    """
+    encoding, _, codec = (part.strip() for part in message.format.partition(';'))
+    shown = repr(message.format[:60])
+    if codec.startswith('compressedDepth'):
+        raise UnsupportedImage(
+            f'format {shown} means depth and not colours: publish jpeg or png', f'format {shown}'
+        )
+    try:
+        with Image.open(io.BytesIO(message.data), formats=_FORMATS) as picture:
+            check_size(*picture.size)
+            rgb = picture_rgb(picture)
+            raw = picture.format != 'JPEG' and picture.mode in ('L', 'I;16', 'I;16B', 'I')
+    except UnsupportedImage:
+        raise
+    except DAMAGED_PICTURE:
+        raise UnsupportedImage(
+            f'its {len(message.data)} bytes in format {shown} are not a jpeg or png picture, or '
+            'are damaged',
+            f'data in format {shown}',
+        ) from None
+    return demosaic(rgb[..., 0], encoding) if raw and is_mosaic(encoding) else rgb

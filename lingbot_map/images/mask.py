@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 import re
 
-from lingbot_map.images.compressed_images import DAMAGED_PICTURE
+from lingbot_map.images.decoding import DAMAGED_PICTURE
 from lingbot_map.streaming.preprocess import open_rgb
 import numpy as np
 

@@ -7,10 +7,9 @@ from lingbot_map.heads.camera_head import block_causal, CameraHead
 from lingbot_map.heads.dpt_head import DPTHead
 from lingbot_map.layers.attention import attend_masked, init_linear
 from lingbot_map.layers.vit import encoder_size, PatchEmbed, PatchEncoder
+from lingbot_map.models.cuda import side_stream, tf32
 from lingbot_map.models.memory import MemoryShape, StreamMemory
-from lingbot_map.models.precision import tf32
 from lingbot_map.models.sequence_drivers import SequenceDrivers
-from lingbot_map.models.side_stream import side_stream
 import torch
 from torch import nn, Tensor
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lingbot_map.geometry import quaternion_to_matrix, rigid
-from lingbot_map.recordings.source import is_bag, Source, SourceError
+from lingbot_map.recordings.source import SourceError
 import numpy as np
 import torch
 
-NO_TRUTH = 'none'
 END_NS = 2**31 * 10**9  # stamps of ROS end there, in 2038
 _FARTHEST = 1e9  # metres from the origin: larger numbers are no positions
 _SKEW = 0.1  # of the columns of a rotation, which files round
@@ -83,31 +82,6 @@ def _no_pose(name: str, stamp_ns: int, numbers: Sequence[float]) -> SourceError:
         f"'{name}' has no pose at {stamp_ns * 1e-9:.3f} s but the numbers {shown}: take out what "
         'is no pose'
     )
-
-
-def find_truth(
-    path: Path, source: Source, wanted: str = '', frame: str = '', stamps_ns: Sequence[int] = ()
-) -> PoseTrack | None:
-    """
-    Return the true poses that `wanted` names: a file, a topic of the bag at `path`, or none.
-
-    '' takes those that come with the recording, if any. `stamps_ns` of all images belong to the
-    lines of a KITTI file; without them they are read from the source. Raises SourceError.
-    """
-    if wanted == NO_TRUTH:
-        return None
-    if wanted and Path(wanted).is_file():
-        stamps_ns = stamps_ns or [stamp_ns for stamp_ns, _ in source.lazy()]
-        return read_truth_file(Path(wanted), stamps_ns)
-    if is_bag(path):
-        from lingbot_map.recordings.bag_poses import read_pose_topic  # rosbags is optional
-
-        return read_pose_topic(path, wanted, frame)
-    if wanted:
-        raise SourceError(
-            f"ground truth '{wanted}' is not a file, and '{path}' is not a bag with topics"
-        )
-    return source.truth() if hasattr(source, 'truth') else None
 
 
 def read_truth_file(path: Path, image_stamps_ns: Sequence[int]) -> PoseTrack:

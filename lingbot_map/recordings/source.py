@@ -14,7 +14,7 @@ from pathlib import Path
 import re
 from typing import BinaryIO, Protocol
 
-from lingbot_map.images.compressed_images import DAMAGED_PICTURE
+from lingbot_map.images.decoding import DAMAGED_PICTURE
 from lingbot_map.streaming.preprocess import open_rgb
 import numpy as np
 from PIL import Image
@@ -23,7 +23,6 @@ IMAGE_SUFFIXES = ('.bmp', '.jpeg', '.jpg', '.png', '.tif', '.tiff', '.webp')
 BAG_SUFFIXES = ('.bag', '.db3', '.mcap')
 DEFAULT_FRAME_ID = 'camera_optical_frame'
 DEFAULT_FPS = 10.0
-_LEAST_FPS, _MOST_FPS = 1e-3, 1e3  # beyond them stamps leave the range of ROS, or coincide
 
 _EXIF_ORIENTATION = 0x0112
 _VIDEO_ENDS_EARLY = 0.9  # containers only estimate their count; far below it, it is cut short
@@ -49,45 +48,6 @@ class Source(Protocol):
 
     def lazy(self) -> Iterator[tuple[int, Callable[[], np.ndarray]]]:
         """Yield (stamp_ns, read); `read()` decodes the picture and is valid until the next one."""
-
-
-def open_source(path: str | os.PathLike, image_topic: str = '', fps: float = 0.0) -> Source:
-    """
-    Return the source at `path`, checked as far as that goes without decoding everything.
-
-    `image_topic` chooses among the topics of a bag; '' takes the only one. `fps` is the rate [Hz]
-    of an image folder's stamps, or how many frames per second to take of a video; 0 means 10 Hz
-    and every frame. Raises SourceError.
-    """
-    path = Path(path)
-    try:
-        return _open_source(path, image_topic, fps)
-    except PermissionError as error:
-        raise SourceError(f"'{path}' cannot be read: {error.strerror.lower()}") from None
-
-
-def _open_source(path: Path, image_topic: str, fps: float) -> Source:
-    if not path.exists():
-        raise SourceError(f"'{path}' does not exist")
-    if any(0xD800 <= ord(letter) < 0xE000 for letter in str(path.resolve())):
-        raise SourceError(f'the name {os.fsencode(path)!r} is not UTF-8: rename it')
-    if fps and not _LEAST_FPS <= fps <= _MOST_FPS:
-        raise SourceError(f'fps is {fps}: set it to {_LEAST_FPS:g} to {_MOST_FPS:g} Hz')
-    if is_bag(path):
-        if fps:
-            raise SourceError(f"'{path}' is a bag with stamps of its own: leave fps out")
-        from lingbot_map.recordings.bags import BagSource  # rosbags is optional
-
-        return BagSource(path, image_topic)
-    if image_topic:
-        raise SourceError(f"'{path}' is not a bag: leave the image topic '{image_topic}' out")
-    if path.is_dir():
-        from lingbot_map.recordings.datasets import open_dataset  # which imports this module
-
-        return open_dataset(path, fps) or folder_source(path, fps or DEFAULT_FPS)
-    if path.suffix.lower() in IMAGE_SUFFIXES:
-        return folder_source(path, fps or DEFAULT_FPS)
-    return VideoSource(path, fps)
 
 
 def is_bag(path: Path) -> bool:
@@ -142,6 +102,46 @@ def folder_source(path: Path, fps: float) -> FileSource:
 def even_stamps(count: int, fps: float) -> list[int]:
     """Return stamps [ns]; the first is one period, because 0 means "not set" in ROS."""
     return [round(i * 1e9 / fps) for i in range(1, count + 1)]
+
+
+def image_files(folder: Path) -> list[Path]:
+    """Return the pictures of a folder in the natural order of their names."""
+    files = [
+        file
+        for file in folder.iterdir()
+        if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith('.')
+    ]
+    return sorted(files, key=_natural_key)
+
+
+def _natural_key(file: Path) -> list[tuple[int, int | str]]:
+    """Sort 2.jpg before 10.jpg; zero-padded names sort as they always do."""
+    return [
+        (0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r'(\d+)', file.name)
+    ]
+
+
+def _check_one_size(files: Sequence[Path]) -> None:
+    first = _upright_size(files[0])
+    for file in files[1:]:
+        size = _upright_size(file)
+        if size != first:
+            raise SourceError(
+                f"'{file}' is {size[0]}x{size[1]} and '{files[0].name}' is {first[0]}x{first[1]}: "
+                'all images must be of one camera and one size'
+            )
+
+
+def _upright_size(file: Path) -> tuple[int, int]:
+    """Return width and height with the EXIF orientation applied; reads the file's head only."""
+    try:
+        with Image.open(file) as image:
+            # Pillow decodes a whole PNG in search of tags that do not come before its pixels.
+            tagged = image.format != 'PNG' or 'exif' in image.info
+            sideways = tagged and image.getexif().get(_EXIF_ORIENTATION, 1) >= 5
+            return image.size[::-1] if sideways else image.size
+    except DAMAGED_PICTURE:
+        raise SourceError(f"'{file}' is not an image or is damaged") from None
 
 
 class VideoSource(Source):
@@ -199,43 +199,3 @@ class VideoSource(Source):
                 'that can be read'
             )
         return capture
-
-
-def image_files(folder: Path) -> list[Path]:
-    """Return the pictures of a folder in the natural order of their names."""
-    files = [
-        file
-        for file in folder.iterdir()
-        if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith('.')
-    ]
-    return sorted(files, key=_natural_key)
-
-
-def _natural_key(file: Path) -> list[tuple[int, int | str]]:
-    """Sort 2.jpg before 10.jpg; zero-padded names sort as they always do."""
-    return [
-        (0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r'(\d+)', file.name)
-    ]
-
-
-def _check_one_size(files: Sequence[Path]) -> None:
-    first = _upright_size(files[0])
-    for file in files[1:]:
-        size = _upright_size(file)
-        if size != first:
-            raise SourceError(
-                f"'{file}' is {size[0]}x{size[1]} and '{files[0].name}' is {first[0]}x{first[1]}: "
-                'all images must be of one camera and one size'
-            )
-
-
-def _upright_size(file: Path) -> tuple[int, int]:
-    """Return width and height with the EXIF orientation applied; reads the file's head only."""
-    try:
-        with Image.open(file) as image:
-            # Pillow decodes a whole PNG in search of tags that do not come before its pixels.
-            tagged = image.format != 'PNG' or 'exif' in image.info
-            sideways = tagged and image.getexif().get(_EXIF_ORIENTATION, 1) >= 5
-            return image.size[::-1] if sideways else image.size
-    except DAMAGED_PICTURE:
-        raise SourceError(f"'{file}' is not an image or is damaged") from None

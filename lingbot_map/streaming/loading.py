@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from lingbot_map.config import StreamConfig
-from lingbot_map.streaming.budget import blank_model
+from lingbot_map.streaming.budget import blank_model, check_memory, memory_limit, settle
 from lingbot_map.streaming.checkpoint import (
     default_dtype,
     load_model,
     PACKAGED_MODEL,
     set_heads_dtype,
 )
-from lingbot_map.streaming.compile_cache import use_compile_cache
-from lingbot_map.streaming.compiling import compile_model, resolve_mode
+from lingbot_map.streaming.compiling import compile_model, resolve_mode, use_compile_cache
 from lingbot_map.streaming.engine import StreamEngine
-from lingbot_map.streaming.memory_fit import check_memory, memory_limit, settle
 from lingbot_map_ros.parameter_spec import ParameterError
 from lingbot_map_ros.parameters import NodeParams
 from lingbot_map_ros.stream_settings import stream_config, usual_image_size

@@ -31,7 +31,7 @@ class FrameRunner:
         self._ring = None
         self._memory.attend_cached = attend_fully
         if self._model.attention_backend == 'flashinfer':
-            from lingbot_map.streaming.flashinfer_attention import (
+            from lingbot_map.streaming.cached_attention import (
                 attend_prefill,  # an optional extra
             )
 

@@ -9,22 +9,22 @@ from lingbot_map.cli import Parser
 from lingbot_map.synthetic.bag import check_target, write_sample_bag
 from lingbot_map.synthetic.paths import slowed
 from lingbot_map.synthetic.rendering import Clip, render_clips, render_rooms
-from lingbot_map.synthetic.rooms import build_rooms, RoomConfig
+from lingbot_map.synthetic.rooms import (
+    build_rooms,
+    FIRST_TRAINING_SEED,
+    RoomConfig,
+    SAMPLE_CONFIG,
+    SAMPLE_FRAMES,
+    SAMPLE_SEED,
+    TEST_CONFIG,
+    TEST_SEEDS,
+    VALIDATION_SEEDS,
+)
 from lingbot_map.synthetic.statistics import clip_quantities, MARKS
 from PIL import Image
 import torch
 
 __all__ = ['Clip', 'render_clips', 'RoomConfig']
-
-# Frozen: the figures of the demo model refer to these rooms.
-TEST_SEEDS = range(10_000, 10_032)
-TEST_CONFIG = RoomConfig()
-VALIDATION_SEEDS = range(20_000, 20_256)
-FIRST_TRAINING_SEED = 1_000_000
-SAMPLE_SEED = 10_100
-# A way like those of the test set, at a third of their pace.
-SAMPLE_CONFIG = RoomConfig(width=336, height=252, num_frames=67)
-SAMPLE_FRAMES = 200
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -39,6 +39,17 @@ class RoomConfig:
             raise ValueError(f'mean_step {self.mean_step}: give (low, high) with 0 < low <= high')
 
 
+# Frozen: the figures of the demo model refer to these rooms.
+TEST_SEEDS = range(10_000, 10_032)
+TEST_CONFIG = RoomConfig()
+VALIDATION_SEEDS = range(20_000, 20_256)
+FIRST_TRAINING_SEED = 1_000_000
+SAMPLE_SEED = 10_100
+# A way like those of the test set, at a third of their pace.
+SAMPLE_CONFIG = RoomConfig(width=336, height=252, num_frames=67)
+SAMPLE_FRAMES = 200
+
+
 @dataclass
 class Rooms:
     """

@@ -16,9 +16,9 @@ import time
 
 from lingbot_map.cli import Parser
 from lingbot_map.streaming.checkpoint import CheckpointError, load_model
-from lingbot_map.synthetic.__main__ import TEST_CONFIG, TEST_SEEDS
+from lingbot_map.synthetic.rooms import TEST_CONFIG, TEST_SEEDS
+from lingbot_map.train.attention import MAX_FRAMES
 from lingbot_map.train.evaluation import evaluate_rooms, summary
-from lingbot_map.train.flex import MAX_FRAMES
 from lingbot_map.train.trainer import initialise, learning_rate, STAGES, stages, Trainer
 from safetensors.torch import save_file
 import torch

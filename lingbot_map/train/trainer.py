@@ -8,18 +8,18 @@ from lingbot_map.config import DEMO_STREAM
 from lingbot_map.geometry import decode_pose
 from lingbot_map.layers.attention import attend_masked
 from lingbot_map.models.gct_stream import GCTStream
-from lingbot_map.synthetic.__main__ import (
-    Clip,
-    FIRST_TRAINING_SEED,
-    render_clips,
-    RoomConfig,
-    VALIDATION_SEEDS,
+from lingbot_map.synthetic.__main__ import Clip, render_clips, RoomConfig
+from lingbot_map.synthetic.rooms import FIRST_TRAINING_SEED, VALIDATION_SEEDS
+from lingbot_map.train.attention import (
+    dense_attention,
+    FlexAttention,
+    forward_sequence,
+    Visibility,
+    visibility,
 )
 from lingbot_map.train.evaluation import RoomScore, score_arrays
-from lingbot_map.train.flex import FlexAttention
 from lingbot_map.train.losses import depth_loss, log_of, make_targets, pose_loss
 from lingbot_map.train.muon import make_optimisers
-from lingbot_map.train.sequence import dense_attention, forward_sequence, Visibility, visibility
 import torch
 from torch import distributed, Tensor
 

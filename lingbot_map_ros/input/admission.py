@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
+import statistics
 import time
 
-from lingbot_map_ros.mapping.ledger import Dropped, LATE, REPEATED, ZERO_STAMP
+from lingbot_map_ros.frame import Dropped, LATE, REPEATED, ZERO_STAMP
 
 _NS = 1e9
+_PERIODS = 20  # from which the expected period is taken
+_LEAST_PERIODS = 5
+_GAP_FACTOR = 2.5  # one image may get lost without a word
 
 
 @dataclass(frozen=True)
@@ -106,3 +111,31 @@ class StampGate:
         recent = time.monotonic() - self._jumped_at_s < self._threshold_s
         near_end = 0 <= self._before_jump_ns - stamp_ns <= self._threshold_ns
         return recent and near_end and advance_ns > self._threshold_ns
+
+
+class GapWatch:
+    """Finds gaps in a stream of stamps: periods much longer than those before."""
+
+    def __init__(self):
+        self.forget()
+
+    def forget(self) -> None:
+        """Take the next stamp as the first."""
+        self._newest_ns: int | None = None
+        self._periods_s: deque[float] = deque(maxlen=_PERIODS)
+
+    def see(self, stamp_ns: int) -> str:
+        """Return what is missing before this stamp; '' if nothing is."""
+        newest_ns, self._newest_ns = self._newest_ns, stamp_ns
+        if newest_ns is None:
+            return ''
+        period_s = (stamp_ns - newest_ns) / _NS
+        known = len(self._periods_s) >= _LEAST_PERIODS
+        expected_s = statistics.median(self._periods_s) if known else float('inf')
+        self._periods_s.append(period_s)
+        if period_s <= _GAP_FACTOR * expected_s:
+            return ''
+        return (
+            f'no image for {period_s:.3f} s where one every {expected_s:.3f} s is expected: the '
+            'camera paused, or images get lost on the way here'
+        )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from lingbot_map.images.camera import Camera, camera_of, CameraInfoError
-from lingbot_map.images.compressed_images import compressed_to_rgb
-from lingbot_map.images.decoding import to_rgb
+from lingbot_map.images.decoding import compressed_to_rgb, to_rgb
 from lingbot_map.images.mask import load_mask, MaskError
 from lingbot_map.images.view import View
 from lingbot_map_ros.input.camera_info import calibration, CameraInfoStore

@@ -6,7 +6,7 @@ from bisect import bisect_left
 import threading
 
 from lingbot_map.mapping.map_frame import rotation_matrix
-from lingbot_map_ros.mapping.ledger import to_ns
+from lingbot_map_ros.frame import to_ns
 from nav_msgs.msg import Odometry
 import numpy as np
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup

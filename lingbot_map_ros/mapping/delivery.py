@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from lingbot_map.mapping.map_frame import Pose
 from lingbot_map.mapping.points import PointFilter
-from lingbot_map.mapping.pose_jumps import JumpWatch
-from lingbot_map.mapping.uncertainty import look_at, pose_covariance
+from lingbot_map.mapping.pose_quality import JumpWatch, look_at, pose_covariance
 from lingbot_map.streaming.frame import FrameResult
-from lingbot_map_ros.mapping.ledger import BAD_POSE, Dropped, Frame, Ledger, POSE_JUMP
+from lingbot_map_ros.frame import BAD_POSE, Dropped, Frame
+from lingbot_map_ros.mapping.ledger import Ledger, POSE_JUMP
 from lingbot_map_ros.mapping.scale import ScaleEstimator
 from lingbot_map_ros.output.placing import Placer
 from lingbot_map_ros.output.publishing import DepthOutput, Outputs

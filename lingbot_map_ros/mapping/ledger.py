@@ -1,47 +1,18 @@
-"""Accounts for every image: in = out + dropped by reason + still waiting, at any moment."""
+"""How fast images come and poses go, and how long they take."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 import threading
 import time
 
-from builtin_interfaces.msg import Time
-from lingbot_map_ros.mapping.pace import Pace, PaceMeter
-from sensor_msgs.msg import Image
-from std_msgs.msg import Header
+from lingbot_map_ros.frame import DROP_REASONS, Frame, INACTIVE, RESET, STATIC, SUPERSEDED
 
-SUPERSEDED = 'superseded'
-QUEUE_FULL = 'queue_full'
-REPEATED = 'repeated_stamp'
-LATE = 'late'
-ZERO_STAMP = 'zero_stamp'
-FRAME_ID = 'frame_id'
-BAD_IMAGE = 'bad_image'
-STATIC = 'static'
-MAP_FULL = 'map_full'
-BAD_POSE = 'bad_pose'
-WORKER_ERROR = 'worker_error'
-RESET = 'reset'
-INACTIVE = 'inactive'
-
-DROP_REASONS = {
-    SUPERSEDED: 'a newer image came before its turn (queue: latest)',
-    QUEUE_FULL: 'queue_size images were waiting already (queue: lossless)',
-    REPEATED: 'its stamp is that of the image before',
-    LATE: 'its stamp is older than that of an image before',
-    ZERO_STAMP: 'it has no stamp, and zero_stamp or the other images forbid to give it one',
-    FRAME_ID: 'its frame id is empty, the map frame, or not that of the images before',
-    BAD_IMAGE: 'unsupported encoding, or malformed',
-    STATIC: 'it shows no motion, and the map waits for some to begin (motion_gate)',
-    MAP_FULL: 'the map holds max_keyframes keyframes (on_limit: stop)',
-    BAD_POSE: 'the network gave a pose that is not finite',
-    WORKER_ERROR: 'an exception while it was processed',
-    RESET: 'a new map was started while it waited',
-    INACTIVE: 'the node was deactivated or stopped while it waited',
-}
+_WINDOW_S = 5.0  # over which rates and latencies are taken
+_SAME_CLOCK_MS = 3.6e6  # a stamp further away than an hour is of another clock
+_NS = 1e9
 GAP = 'gaps'
 POSE_JUMP = 'pose_jumps'
 EVENTS = (GAP, POSE_JUMP)  # worth a look although no image is lost here
@@ -51,30 +22,66 @@ _REASONS_SHOWN = 3  # the most frequent, in one line
 _MAX_KINDS = 50  # told apart; nonsense on a topic must not fill the memory
 
 
-class Dropped(Exception):
-    """Says why an image is not processed: one of DROP_REASONS, and a line for the log."""
+@dataclass(frozen=True)
+class Pace:
+    """
+    What the last few seconds were like.
 
-    def __init__(self, reason: str, why: str = ''):
-        super().__init__(why)
-        self.reason = reason
+    Latencies end when the pose is published and are of images that came after the map was
+    initialized; `initial_ms` is the longest of those before. Stamps of another clock tell nothing.
+    """
+
+    input_hz: float
+    output_hz: float
+    arrival_ms: list[float]
+    stamp_ms: list[float]
+    initial_ms: float
 
 
-@dataclass(eq=False)
-class Frame:
-    """An admitted image on its way through the node."""
+@dataclass(frozen=True)
+class _Departure:
+    at_s: float
+    arrival_ms: float
+    stamp_ms: float
+    is_initial: bool
 
-    message: Image
-    stamp: Time  # what all outputs carry
-    frame_id: str
-    arrival_s: float  # time.monotonic()
-    epoch: int = -1  # the map it belongs to, given when the worker takes it
 
-    @property
-    def stamp_ns(self) -> int:
-        return to_ns(self.stamp)
+class PaceMeter:
+    """Notes when images arrive and when their poses are published; used under a lock."""
 
-    def header(self, frame_id: str) -> Header:
-        return Header(stamp=self.stamp, frame_id=frame_id)
+    def __init__(self):
+        self._arrivals_s: deque[float] = deque()
+        self._departures: deque[_Departure] = deque()
+        self._initial_ms = 0.0
+
+    def arrive(self) -> None:
+        now_s = time.monotonic()
+        self._arrivals_s.append(now_s)
+        while self._arrivals_s[0] < now_s - _WINDOW_S:
+            self._arrivals_s.popleft()
+
+    def depart(self, arrival_s: float, stamp_ms: float, is_initial: bool) -> None:
+        """Note a pose whose image was stamped `stamp_ms` ago."""
+        now_s = time.monotonic()
+        arrival_ms = 1e3 * (now_s - arrival_s)
+        if is_initial:
+            began = not (self._departures and self._departures[-1].is_initial)
+            self._initial_ms = arrival_ms if began else max(arrival_ms, self._initial_ms)
+        self._departures.append(_Departure(now_s, arrival_ms, stamp_ms, is_initial))
+        while self._departures[0].at_s < now_s - _WINDOW_S:
+            self._departures.popleft()
+
+    def pace(self) -> Pace:
+        begin_s = time.monotonic() - _WINDOW_S
+        recent = [d for d in self._departures if d.at_s >= begin_s]
+        steady = [d for d in recent if not d.is_initial]
+        return Pace(
+            sum(at_s >= begin_s for at_s in self._arrivals_s) / _WINDOW_S,
+            len(recent) / _WINDOW_S,
+            [d.arrival_ms for d in steady],
+            [d.stamp_ms for d in steady if abs(d.stamp_ms) < _SAME_CLOCK_MS],
+            self._initial_ms,
+        )
 
 
 @dataclass(frozen=True)
@@ -209,11 +216,3 @@ class Ledger:
 
     def _counts(self) -> Counts:
         return Counts(self._received, self._out, dict(self._dropped), self._paused)
-
-
-def to_ns(stamp: Time) -> int:
-    return stamp.sec * 1_000_000_000 + stamp.nanosec
-
-
-def to_stamp(stamp_ns: int) -> Time:
-    return Time(sec=stamp_ns // 1_000_000_000, nanosec=stamp_ns % 1_000_000_000)

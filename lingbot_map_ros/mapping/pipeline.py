@@ -8,24 +8,22 @@ import time
 
 from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map.streaming.loading import choose_device
-from lingbot_map_ros.input import camera_info
-from lingbot_map_ros.input.admission import StampGate
-from lingbot_map_ros.input.images import ImageInput
-from lingbot_map_ros.input.inbox import Inbox
-from lingbot_map_ros.mapping.ledger import (
+from lingbot_map_ros.frame import (
     Dropped,
     Frame,
     FRAME_ID,
-    GAP,
     INACTIVE,
-    Ledger,
     QUEUE_FULL,
     RESET,
     SUPERSEDED,
     to_ns,
     to_stamp,
 )
-from lingbot_map_ros.mapping.pace import GapWatch
+from lingbot_map_ros.input import camera_info
+from lingbot_map_ros.input.admission import GapWatch, StampGate
+from lingbot_map_ros.input.images import ImageInput
+from lingbot_map_ros.input.inbox import Inbox
+from lingbot_map_ros.mapping.ledger import GAP, Ledger
 from lingbot_map_ros.mapping.worker import SERVING, Worker
 from lingbot_map_ros.output.publishing import Outputs
 from lingbot_map_ros.output.saving import autosave, check_autosave

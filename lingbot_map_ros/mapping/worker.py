@@ -2,45 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
+import logging
 import threading
 import time
 
 from lingbot_map.errors import describe
 from lingbot_map.images.decoding import UnsupportedImage
 from lingbot_map.images.view import View
+from lingbot_map.streaming import budget
 from lingbot_map.streaming.engine import StreamEngine, StreamLimitError
 from lingbot_map.streaming.frame import FrameResult
-from lingbot_map_ros.input.images import ImageInput
-from lingbot_map_ros.input.inbox import Inbox
-from lingbot_map_ros.mapping.delivery import Delivery
-from lingbot_map_ros.mapping.flush_requests import FlushRequests
-from lingbot_map_ros.mapping.heap import keep_freed_memory
-from lingbot_map_ros.mapping.ledger import (
+from lingbot_map_ros.frame import (
     BAD_IMAGE,
     BAD_POSE,
     Dropped,
     Frame,
     INACTIVE,
-    Ledger,
     MAP_FULL,
     RESET,
     STATIC,
     WORKER_ERROR,
 )
-from lingbot_map_ros.mapping.library_log import library_log
-from lingbot_map_ros.mapping.progress import Progress
-from lingbot_map_ros.mapping.warm_up_report import WarmUpReport
+from lingbot_map_ros.input.images import ImageInput
+from lingbot_map_ros.input.inbox import FlushRequests, Inbox
+from lingbot_map_ros.mapping.delivery import Delivery
+from lingbot_map_ros.mapping.engine_status import Progress, WarmUpReport
+from lingbot_map_ros.mapping.heap import keep_freed_memory
+from lingbot_map_ros.mapping.ledger import Ledger
 from lingbot_map_ros.output.publishing import Outputs
 from lingbot_map_ros.parameters import NodeParams
 from lingbot_map_ros.stream_settings import usual_image_size
 import numpy as np
 import torch
 
+_PERIOD_S = 5.0  # between records of the same line of code
 LOADING, WARMING_UP, SERVING, ENDED = 'LOADING', 'WARMING_UP', 'SERVING', 'ENDED'
 _POLL_S = 0.2
 _ERRORS_SAID_EVERY_S = 5.0
+
+
+class LibraryLog(logging.Handler):
+    """Hands what is logged in the thread that makes it to the logger of a node."""
+
+    def __init__(self, logger):
+        super().__init__()
+        self._logger, self._thread = logger, threading.get_ident()
+        self._said_s: dict[tuple[str, int], float] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # Each node of a process has a handler and a thread: a record belongs to one of them.
+        if record.thread != self._thread or not self._is_news(record):
+            return
+        if record.levelno >= logging.ERROR:
+            self._logger.error(record.getMessage())
+        elif record.levelno >= logging.WARNING:
+            self._logger.warning(record.getMessage())
+        else:
+            self._logger.info(record.getMessage())
+
+    def _is_news(self, record: logging.LogRecord) -> bool:
+        place, now_s = (record.pathname, record.lineno), time.monotonic()
+        quiet = now_s - self._said_s.get(place, -float('inf')) < _PERIOD_S
+        if not quiet:
+            self._said_s[place] = now_s
+        return not quiet
+
+
+@contextmanager
+def library_log(logger) -> Iterator[None]:
+    """Have what `lingbot_map` says in this thread logged by `logger` of a node."""
+    library, handler = logging.getLogger('lingbot_map'), LibraryLog(logger)
+    budget.LOGGER.setLevel(logging.INFO)  # the size of the memory; elsewhere warnings do
+    library.addHandler(handler)
+    try:
+        yield
+    finally:
+        library.removeHandler(handler)
 
 
 class Worker:

@@ -8,7 +8,7 @@ from cv_bridge import CvBridge
 from geometry_msgs.msg import Point, PoseStamped, Quaternion, TransformStamped, Vector3
 from geometry_msgs.msg import Pose as PoseMessage
 from lingbot_map.mapping.map_frame import Pose
-from lingbot_map.mapping.uncertainty import UNKNOWN_VARIANCE
+from lingbot_map.mapping.pose_quality import UNKNOWN_VARIANCE
 from nav_msgs.msg import Odometry, Path
 import numpy as np
 from sensor_msgs.msg import CameraInfo, Image, PointCloud2, PointField

@@ -6,7 +6,7 @@ import math
 
 from geometry_msgs.msg import Transform, TransformStamped
 from lingbot_map.mapping.map_frame import rotation_matrix
-from lingbot_map_ros.mapping.ledger import to_ns
+from lingbot_map_ros.frame import to_ns
 import numpy as np
 from rclpy.time import Time
 from tf2_msgs.msg import TFMessage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lingbot_map.geometry import invert
-from lingbot_map.images.turning import turn_rotation
+from lingbot_map.images.view import turn_rotation
 from lingbot_map.mapping.map_frame import ContinuousPoses, MapFrame, Pose
 from lingbot_map_ros.output.frames import FrameTree, NoTransform
 from lingbot_map_ros.parameters import NodeParams

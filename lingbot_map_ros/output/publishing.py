@@ -8,8 +8,8 @@ import threading
 from builtin_interfaces.msg import Time
 from geometry_msgs.msg import PoseStamped
 from lingbot_map.mapping.map_store import MapStore
+from lingbot_map_ros.frame import Dropped, Frame, INACTIVE, RESET
 from lingbot_map_ros.input.odometry import OdometryInput
-from lingbot_map_ros.mapping.ledger import Dropped, Frame, INACTIVE, RESET
 from lingbot_map_ros.output import conversions
 from lingbot_map_ros.output.frames import FrameTree
 from lingbot_map_ros.output.placing import Placement

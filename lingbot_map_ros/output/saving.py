@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from lingbot_map.folders import writable_folder
+from lingbot_map.cli import writable_folder
 from lingbot_map.mapping.export import write_pcd, write_ply, write_tum
 from lingbot_map_ros.output.publishing import Outputs
 from lingbot_map_ros.parameter_spec import ParameterError

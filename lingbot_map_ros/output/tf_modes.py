@@ -7,7 +7,7 @@ import time
 
 from lingbot_map.geometry import invert
 from lingbot_map.mapping.map_frame import ContinuousPoses, Pose
-from lingbot_map_ros.mapping.ledger import to_stamp
+from lingbot_map_ros.frame import to_stamp
 from lingbot_map_ros.output.conversions import transform
 from lingbot_map_ros.output.frames import FrameTree, NoTransform
 from lingbot_map_ros.output.placing import Placement

@@ -8,7 +8,7 @@ from collections import deque
 from geometry_msgs.msg import Point, PoseStamped
 from geometry_msgs.msg import Pose as PoseMessage
 from lingbot_map.mapping.map_frame import Pose
-from lingbot_map_ros.mapping.ledger import to_ns
+from lingbot_map_ros.frame import to_ns
 import numpy as np
 
 

@@ -23,8 +23,9 @@ from lingbot_map.config import MODEL_PRESETS
 from lingbot_map.evaluation.folders import RUN_FILE
 from lingbot_map.evaluation.metrics import MetricsError
 from lingbot_map.mapping.points import POINT_DTYPE
-from lingbot_map.recordings.pose_files import find_truth, PoseTrack
-from lingbot_map.recordings.source import open_source, Source, SourceError
+from lingbot_map.recordings.open import find_truth, open_source
+from lingbot_map.recordings.pose_files import PoseTrack
+from lingbot_map.recordings.source import Source, SourceError
 from lingbot_map_ros.node import LingbotMapNode
 from lingbot_map_ros.parameter_spec import ParameterError
 from lingbot_map_ros.parameters import PARAMETERS

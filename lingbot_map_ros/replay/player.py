@@ -9,7 +9,7 @@ import time
 from diagnostic_msgs.msg import DiagnosticArray
 from lingbot_map.geometry import quaternion_to_matrix, rigid
 from lingbot_map.mapping.points import POINT_DTYPE
-from lingbot_map_ros.mapping.ledger import to_ns, to_stamp
+from lingbot_map_ros.frame import to_ns, to_stamp
 from lingbot_map_ros.node import LingbotMapNode
 from lingbot_map_ros.output.frames import FrameTree, NoTransform
 from nav_msgs.msg import Odometry, Path

@@ -14,7 +14,7 @@ from lingbot_map.evaluation.scoring import match
 from lingbot_map.mapping.export import write_bytes, write_ply, write_tum
 from lingbot_map.recordings.pose_files import PoseTrack
 from lingbot_map.recordings.source import Source
-from lingbot_map_ros.mapping.ledger import SUPERSEDED
+from lingbot_map_ros.frame import SUPERSEDED
 from lingbot_map_ros.replay.live_check import LiveCheck
 from lingbot_map_ros.replay.player import Player
 import numpy as np

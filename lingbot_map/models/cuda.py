@@ -1,9 +1,21 @@
-"""Two parts of a captured graph that run at the same time."""
+"""How the network runs on CUDA: precision of float32 products, streams beside each other."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Run products and convolutions of float32 tensors as TF32, or exactly, whatever is set."""
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.allow_tf32
+    products.allow_tf32 = convolutions.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        products.allow_tf32, convolutions.allow_tf32 = before
 
 
 @contextmanager

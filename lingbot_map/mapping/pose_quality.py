@@ -1,17 +1,61 @@
-"""How sure a pose is, judged by the network's confidence in the depth of the same image."""
+"""How far a pose can be trusted: jumps between images, and the covariance of each."""
 
+from collections import deque
 from dataclasses import dataclass
+import statistics
 
+from lingbot_map.geometry import invert
 from lingbot_map.streaming.frame import FrameResult
 import numpy as np
 import torch
 
+_SPEEDS = 30  # of the newest poses, from which the usual speed is taken
+_LEAST_SPEEDS = 5
+_SPEED_FACTOR = 8.0
+_DEPTH_PART = 0.5  # a shorter step than this part of the scene's depth is none to worry about
+_MAX_TURN_DEG = 60.0  # few cameras see the same things after that
 # A confidence c that is trained with the loss c * error - ALPHA * log(c) settles at
 # c = ALPHA / error: so ALPHA / c is the error of depth to expect, relative to the scene's depth.
 ALPHA = 0.2
 UNKNOWN_VARIANCE = 1e6
 _MIN_DEPTH = 1e-8  # spec section 12: what counts as a valid depth
 _STRIDE = 4  # of the pixels that are looked at
+
+
+class JumpWatch:
+    """Compares each pose of one map with the pose before; the unit of length is of no matter."""
+
+    def __init__(self):
+        self._previous: tuple[np.ndarray, int] | None = None
+        self._speeds: deque[float] = deque(maxlen=_SPEEDS)
+
+    def see(self, T_world_cam: np.ndarray, stamp_ns: int, depth: float) -> str:
+        """
+        Return what is wrong with the step to a pose (4, 4); '' if nothing is.
+
+        `depth` is the scene's, NaN if not known; stamps increase.
+        """
+        previous, self._previous = self._previous, (T_world_cam, stamp_ns)
+        if previous is None:
+            return ''
+        T_step = invert(previous[0]) @ T_world_cam
+        step, seconds = float(np.linalg.norm(T_step[:3, 3])), (stamp_ns - previous[1]) / 1e9
+        turn_deg = np.degrees(np.arccos(np.clip((np.trace(T_step[:3, :3]) - 1) / 2, -1, 1)))
+        is_too_fast = self._is_too_fast(step / seconds)
+        if turn_deg > _MAX_TURN_DEG:
+            return f'the pose turned by {turn_deg:.0f} degrees from one image to the next'
+        if is_too_fast and step > _DEPTH_PART * depth:
+            return (
+                f'the pose jumped by {step / depth:.2g} times the depth of the scene from one '
+                'image to the next, far more than before'
+            )
+        return ''
+
+    def _is_too_fast(self, speed: float) -> bool:
+        known = len(self._speeds) >= _LEAST_SPEEDS
+        usual = statistics.median(self._speeds) if known else float('inf')
+        self._speeds.append(speed)
+        return speed > _SPEED_FACTOR * usual
 
 
 @dataclass(frozen=True)
