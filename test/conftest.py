@@ -1,8 +1,12 @@
 """Keeps a test run to this machine and apart from other runs, robots and busy cores."""
 
 import os
+from pathlib import Path
+import sys
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / 'rig'))
 
 os.environ['ROS_AUTOMATIC_DISCOVERY_RANGE'] = 'LOCALHOST'
 # Domains up to 101 keep their ports clear of those that Linux hands out.

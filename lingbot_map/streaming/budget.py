@@ -35,7 +35,7 @@ class Calibration:
 
     The factors count the tensors of an eager pass that are alive at its peak; test_memory_budget
     counts them again, without a device. `workspace` is what the peak measured on CUDA
-    (`pytest -m cuda test/test_memory_budget.py` prints it) has beyond all that: work space of
+    (`pytest -m cuda test/library/test_memory_budget.py` prints it) has beyond all that: work space of
     matrix products and convolutions, and rounding by the allocator.
     """
 

@@ -10,7 +10,7 @@ from lingbot_map.models.windows import depth_scale, lay_out, stitch, Window
 import pytest
 import torch
 
-GOLDEN = json.loads((Path(__file__).parent / 'golden' / 'tiny_config.json').read_text())
+GOLDEN = json.loads((Path(__file__).parents[2] / 'golden' / 'tiny_config.json').read_text())
 FIXED = [e for e in GOLDEN['windowed'] if 'flow_threshold' not in e]
 MODEL = {
     'embed_dim': 128, 'num_heads': 2, 'depth': 4, 'selected_layers': (0, 1, 2, 3),

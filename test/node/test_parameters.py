@@ -21,7 +21,7 @@ import rclpy
 from rclpy.parameter import Parameter
 import yaml
 
-CONFIG = Path(__file__).parents[1] / 'config' / 'lingbot_map.yaml'
+CONFIG = Path(__file__).parents[2] / 'config' / 'lingbot_map.yaml'
 
 
 def flat(tree, prefix=''):

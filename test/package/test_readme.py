@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lingbot_map_ros.parameter_texts import as_markdown
 
-README = (Path(__file__).parent.parent / 'README.md').read_text()
+README = (Path(__file__).parents[2] / 'README.md').read_text()
 
 
 def test_parameter_table_is_the_generated_one():
@@ -16,7 +16,7 @@ def test_parameter_table_is_the_generated_one():
 
 
 def test_files_that_the_readme_links_exist():
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     links = [part.partition(')')[0] for part in README.split('](')[1:]]
     local = [link for link in links if not link.startswith('http')]
     assert local

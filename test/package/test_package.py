@@ -13,7 +13,7 @@ from catkin_pkg.package import parse_package
 import pytest
 from setuptools import find_packages
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # golden stays: the pytest plugin of launch_testing imports every file of tests.
 NOT_COPIED = ('.*', 'build', 'install', 'log', 'results', '*.egg-info', '__pycache__')
 # Import names that package.xml calls otherwise, and those that it leaves to pip.
@@ -93,7 +93,11 @@ def imported(*folders):
     for path in paths:
         for node in ast.walk(ast.parse(path.read_text())):
             names |= imported_by(node)
-    own = {'lingbot_map', 'lingbot_map_ros', *(path.stem for path in (ROOT / 'test').glob('*.py'))}
+    own = {
+        'lingbot_map',
+        'lingbot_map_ros',
+        *(path.stem for path in (ROOT / 'test').rglob('*.py')),
+    }
     others = own | BY_PIP | OPTIONAL.keys() | set(sys.stdlib_module_names)
     return {KEYS.get(name, name) for name in names - others}
 
@@ -186,7 +190,7 @@ def test_launch_file_starts_the_node_with_its_arguments(workspace):
 
 def test_colcon_test_runs_pytest(workspace):
     # One test of this file: all of them would build a workspace in the workspace.
-    only = ['--pytest-args', 'test/test_package.py', '-k', 'manifest_and_setup_agree']
+    only = ['--pytest-args', 'test/package/test_package.py', '-k', 'manifest_and_setup_agree']
     tested = run([sys.executable, '-m', 'colcon', 'test', *only], workspace)
     assert tested.returncode == 0, tested.stdout + tested.stderr
     results = ElementTree.parse(workspace / 'build' / 'lingbot_map_ros' / 'pytest.xml')

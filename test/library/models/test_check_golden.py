@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 import torch
 
-GOLDEN = Path(__file__).parent / 'golden'
+GOLDEN = Path(__file__).parents[2] / 'golden'
 RIGHT, DEFECT = 'portrait_s2_w2_k2', 'camera_rope_s3_w4_k2_upstream'
 
 
@@ -39,7 +39,7 @@ def change(path: Path, key: str, amount: float) -> None:
 
 def test_program_prints_settings_and_summary(tmp_path):
     folder = small_folder(tmp_path, RIGHT, DEFECT)
-    program = Path(__file__).parent / 'check_golden.py'
+    program = Path(__file__).parents[2] / 'rig' / 'check_golden.py'
     done = subprocess.run(
         [sys.executable, program, folder, '--prefix', 'tiny'], capture_output=True, text=True
     )

@@ -15,7 +15,7 @@ from rclpy.qos import (
 )
 import yaml
 
-CONFIG = Path(__file__).parents[1] / 'config'
+CONFIG = Path(__file__).parents[2] / 'config'
 PRESETS = ('gpu_16gb', 'gpu_24gb', 'gpu_8gb', 'handheld', 'low_memory', 'robot_with_odom')
 VIEW = yaml.safe_load((CONFIG / 'lingbot_map.rviz').read_text())['Visualization Manager']
 TYPES = {

@@ -6,7 +6,7 @@ from check_golden import list_settings
 from golden_folder import GoldenFolder, Setting
 import pytest
 
-GOLDEN = GoldenFolder(Path(__file__).parent / 'golden')
+GOLDEN = GoldenFolder(Path(__file__).parents[2] / 'golden')
 
 
 def as_test(setting: Setting):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-FULL_SIZE = json.loads((Path(__file__).parent / 'golden' / 'full_size.json').read_text())
+FULL_SIZE = json.loads((Path(__file__).parents[2] / 'golden' / 'full_size.json').read_text())
 
 
 @pytest.mark.parametrize('key', FULL_SIZE['recipe_samples'])

@@ -48,7 +48,14 @@ def start(*options):
     options = ('num_scale_frames:=1', 'queue:=lossless', 'path.publish_rate:=50.0', *options)
     parameters = [word for option in options for word in ('-p', option)]
     process = subprocess.Popen(
-        [sys.executable, '-c', _NODE, str(FilePath(__file__).parent), '--ros-args', *parameters],
+        [
+            sys.executable,
+            '-c',
+            _NODE,
+            str(FilePath(__file__).parents[1] / 'rig'),
+            '--ros-args',
+            *parameters,
+        ],
         stderr=subprocess.STDOUT,
         stdout=subprocess.PIPE,
         text=True,

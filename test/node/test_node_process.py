@@ -73,7 +73,12 @@ sys.exit(main._spin(stuck, received=[]))
 
 
 def test_a_stuck_engine_ends_the_process_with_1():
-    arguments = [str(Path(__file__).parent), '--ros-args', '-p', 'watchdog_timeout:=0.5']
+    arguments = [
+        str(Path(__file__).parents[1] / 'rig'),
+        '--ros-args',
+        '-p',
+        'watchdog_timeout:=0.5',
+    ]
     process = subprocess.Popen(
         [sys.executable, '-c', _STUCK, *arguments],
         stderr=subprocess.STDOUT,

@@ -36,7 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 import yaml
 
-CONFIG = Path(__file__).parents[1] / 'config'
+CONFIG = Path(__file__).parents[2] / 'config'
 SIZE = 392, 518  # height, width of 4:3 images in the full network
 
 

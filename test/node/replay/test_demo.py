@@ -22,7 +22,7 @@ from sensor_msgs.msg import PointCloud2
 from tf2_msgs.msg import TFMessage
 import torch
 
-PACKAGE = Path(__file__).parent.parent
+PACKAGE = Path(__file__).parents[3]
 BAG = PACKAGE / 'lingbot_map' / 'data' / 'room'
 FRAMES = 200
 R_MAP_OPTICAL = np.eye(4)
