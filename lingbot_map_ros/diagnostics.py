@@ -5,7 +5,8 @@ from __future__ import annotations
 from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
 from lingbot_map_ros.frame import DROP_REASONS
 from lingbot_map_ros.input.image_topic import ImageTopic
-from lingbot_map_ros.mapping.pipeline import INITIALIZING, Pipeline
+from lingbot_map_ros.mapping.map_session import State
+from lingbot_map_ros.mapping.pipeline import Pipeline
 import numpy as np
 
 _TROUBLE_SHOWN_S = 5.0
@@ -15,23 +16,36 @@ def idle_status(name: str, last_error: str) -> DiagnosticStatus:
     """Return the status of a node that is not configured, perhaps since that failed."""
     level = DiagnosticStatus.ERROR if last_error else DiagnosticStatus.OK
     return DiagnosticStatus(
-        level=level, name=name, message='UNCONFIGURED', values=_pairs({'last_error': last_error})
+        level=level,
+        name=name,
+        message=State.UNCONFIGURED.value,
+        values=_pairs({'last_error': last_error}),
     )
 
 
 def status(name: str, pipeline: Pipeline) -> DiagnosticStatus:
     """Return the status of a configured node; the message is its state, and why it stays so."""
-    state = pipeline.state()
-    refusal = pipeline.ledger.refusal() if state.startswith(INITIALIZING) else ''
-    values = {'state': state, 'trouble': _trouble(pipeline) or refusal}
+    state, session = pipeline.state(), pipeline.session
+    text, refusal = state_text(pipeline), ''
+    if state is State.INITIALIZING:
+        refusal = pipeline.ledger.refusal(session.counts_before)
+    values = {'state': text, 'trouble': _trouble(pipeline) or refusal}
     for part in (_settings, _counts, _pace, _progress):
         values |= part(pipeline)
     return DiagnosticStatus(
         level=_level(state, refusal, pipeline),
         name=name,
-        message=f'{state}: {refusal}' if refusal else state,
+        message=f'{text}: {refusal}' if refusal else text,
         values=_pairs(values),
     )
+
+
+def state_text(pipeline: Pipeline) -> str:
+    """Return the state in words, with the progress of a scale batch."""
+    state = pipeline.state()
+    if state is not State.INITIALIZING:
+        return state.value
+    return f'{state.value} {len(pipeline.session.held)}/{pipeline.params.num_scale_frames}'
 
 
 def add_reception(status: DiagnosticStatus, topic: ImageTopic, silence: str) -> None:
@@ -53,8 +67,8 @@ def add_reception(status: DiagnosticStatus, topic: ImageTopic, silence: str) -> 
     )
 
 
-def _level(state: str, refusal: str, pipeline: Pipeline) -> bytes:
-    if state in ('ERROR', 'ENDED') or _trouble(pipeline):
+def _level(state: State, refusal: str, pipeline: Pipeline) -> bytes:
+    if state in (State.ERROR, State.ENDED) or _trouble(pipeline):
         return DiagnosticStatus.ERROR
     if refusal or pipeline.ledger.seconds_since_trouble() < _TROUBLE_SHOWN_S:
         return DiagnosticStatus.WARN
@@ -72,7 +86,7 @@ def _settings(pipeline: Pipeline) -> dict[str, object]:
         'queue': params.queue,
         'camera_info': pipeline.images.camera_status,
         'tf_mode': params.tf_mode,
-        'scale': worker.delivery.scale_status,
+        'scale': pipeline.session.scale_status,
     }
 
 
@@ -106,8 +120,8 @@ def _pace(pipeline: Pipeline) -> dict[str, object]:
 
 
 def _progress(pipeline: Pipeline) -> dict[str, object]:
-    worker, outputs = pipeline.worker, pipeline.outputs
-    progress = worker.progress
+    worker, session = pipeline.worker, pipeline.session
+    progress = session.progress
     limit = worker.warm_up.max_keyframes
     memory = {'gpu_memory_mib': f'{worker.gpu_memory_mib:.0f}'} if worker.gpu_memory_mib else {}
     return memory | {
@@ -120,17 +134,17 @@ def _progress(pipeline: Pipeline) -> dict[str, object]:
         'window': progress.window,
         'last_scale_step': f'{progress.last_scale_step:.4f}',
         'last_residual': f'{progress.last_residual:.4f}',
-        'map_number': outputs.epoch,
-        'map_points': len(outputs.map),
+        'map_number': session.number,
+        'map_points': len(session.points),
         'worker_errors': worker.errors,
-        'publishing_errors': outputs.errors,
+        'publishing_errors': pipeline.outputs.errors,
     }
 
 
 def _trouble(pipeline: Pipeline) -> str:
-    worker, transform = pipeline.worker, pipeline.outputs.transform
+    session, transform = pipeline.session, pipeline.outputs.transform
     of_transform = '' if transform is None else transform.trouble
-    return worker.trouble or of_transform or worker.delivery.trouble
+    return session.trouble or of_transform or session.scale_trouble
 
 
 def _pairs(values: dict[str, object]) -> list[KeyValue]:

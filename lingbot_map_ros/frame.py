@@ -54,7 +54,7 @@ class Frame:
     stamp: Time  # what all outputs carry
     frame_id: str
     arrival_s: float  # time.monotonic()
-    epoch: int = -1  # the map it belongs to, given when the worker takes it
+    session: object = None  # the MapSession it belongs to, set when the worker takes it
 
     @property
     def stamp_ns(self) -> int:

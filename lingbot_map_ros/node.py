@@ -13,6 +13,7 @@ from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map.streaming.loading import load_engine, weights_origin
 from lingbot_map_ros import diagnostics
 from lingbot_map_ros.input.image_topic import ImageTopic, SilenceWatch
+from lingbot_map_ros.mapping.map_session import State
 from lingbot_map_ros.mapping.pipeline import Pipeline
 from lingbot_map_ros.mapping.scale import scale_notice
 from lingbot_map_ros.parameter_spec import ParameterError
@@ -227,16 +228,16 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
             topic = self._image_topic  # another thread may deactivate the node
             if topic is not None:
                 topic.look()
-                self._silence.check(topic, pipeline.state() == 'WAITING_FOR_IMAGES')
+                self._silence.check(topic, pipeline.state() is State.WAITING_FOR_IMAGES)
                 diagnostics.add_reception(array.status[0], topic, self._silence.text)
         self._diagnostics_pub.publish(array)
 
     def _watch(self, pipeline: Pipeline) -> None:
         limit_s, busy_s = pipeline.watchdog_limit_s(), pipeline.worker.busy_s()
         if 0 < limit_s < busy_s and not self.leaving.is_set():
-            pipeline.worker.trouble = f'an image has been processed for {busy_s:.0f} s'
+            pipeline.session.trouble = f'an image has been processed for {busy_s:.0f} s'
             self.get_logger().fatal(
-                f'{pipeline.worker.trouble}, more than watchdog_timeout ({limit_s:g} s): leaving '
+                f'{pipeline.session.trouble}, more than watchdog_timeout ({limit_s:g} s): leaving '
                 'with exit code 1; raise it if the device is that slow'
             )
             self.leave(1)

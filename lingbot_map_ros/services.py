@@ -61,7 +61,7 @@ class Services:
 
 def _saved(pipeline: Pipeline, save: Callable) -> tuple[bool, str]:
     try:
-        files = save(pipeline.outputs, pipeline.params.save_directory)
+        files = save(pipeline.outputs.current, pipeline.params.save_directory)
     except NothingToSave as error:
         return False, str(error)
     except OSError as error:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import time
 
 from lingbot_map.benchmark.setup import build, noise, Ready, Setup, synchronize
+from lingbot_map.mapping.map_frame import MapFrame
 from lingbot_map.mapping.points import PointFilter
 from lingbot_map.streaming.compiling import compilations
 from lingbot_map.streaming.engine import StreamEngine
@@ -158,13 +159,13 @@ def _outside_ms(ready: Ready, setup: Setup, result: FrameResult) -> dict[str, fl
     height = round(_CAMERA_WIDTH * setup.image_height / setup.image_width)
     camera = np.random.default_rng(0).integers(0, 256, (height, _CAMERA_WIDTH, 3), dtype=np.uint8)
     mapping = ready.engine.pixel_map(height, _CAMERA_WIDTH)
-    pack = PointFilter()
-    points = len(pack(result, result.T_world_cam))
+    pack, placed = PointFilter(), MapFrame(1.0).place(result)
+    points = len(pack(placed))
     parts = {
         f'upload and resize of {_CAMERA_WIDTH}x{height}': lambda: Frame.of(
             camera, None, mapping, setup.device
         ),
-        f'cloud of {points} points': lambda: pack(result, result.T_world_cam),
+        f'cloud of {points} points': lambda: pack(placed),
     }
     return {name: _median_ms(call, setup.device) for name, call in parts.items()}
 

@@ -41,14 +41,14 @@ class ColmapModel:
 
     def __call__(self, placed: PlacedFrame) -> None:
         """Add the picture if it is a keyframe."""
-        if not placed.result.is_keyframe:
+        if not placed.frame.is_keyframe:
             return
         number = len(self._cameras) + 1
         name = f'{stamp_name(placed.stamp_ns)}.jpg'
         with replacing(self._images / name) as file:
             Image.fromarray(placed.rgb).save(file, 'JPEG', quality=_JPEG_QUALITY)
         height, width = placed.rgb.shape[:2]
-        K = placed.result.intrinsics
+        K = placed.frame.intrinsics
         self._cameras.append(
             f'{number} PINHOLE {width} {height} {_numbers((K[0, 0], K[1, 1], K[0, 2], K[1, 2]))}'
         )
@@ -90,17 +90,17 @@ def _numbers(values) -> str:
 class DepthExport:
     """Writes each keyframe's z-depth at the resolution of the network, in map units."""
 
-    def __init__(self, folder: Path, form: str, scale: float):
-        self._folder, self._form, self._scale = folder, form, scale
+    def __init__(self, folder: Path, form: str):
+        self._folder, self._form = folder, form
         self._frames: dict[str, object] = {}
         folder.mkdir(parents=True)
 
     def __call__(self, placed: PlacedFrame) -> None:
         """Write the frame's depth if it is a keyframe."""
-        if not placed.result.is_keyframe:
+        if not placed.frame.is_keyframe:
             return
-        result = placed.result
-        depth = result.depth.cpu().numpy() * np.float32(self._scale)
+        frame = placed.frame
+        depth = frame.depth.cpu().numpy()
         name = f'{stamp_name(placed.stamp_ns)}.{self._form}'
         if self._form == 'png':
             write_depth_png(self._folder / name, depth, STEPS_PER_UNIT)
@@ -109,12 +109,12 @@ class DepthExport:
                 np.savez_compressed(
                     file,
                     depth=depth,
-                    confidence=result.confidence.cpu().numpy(),
-                    intrinsics=result.network_intrinsics,
+                    confidence=frame.confidence.cpu().numpy(),
+                    intrinsics=frame.network_intrinsics,
                     T_map_cam=placed.T_map_cam,
                 )
         self._frames[name] = {
-            'intrinsics': result.network_intrinsics.tolist(),
+            'intrinsics': frame.network_intrinsics.tolist(),
             'T_map_cam': placed.T_map_cam.tolist(),
         }
 
@@ -135,9 +135,9 @@ class RerunLog:
     Raises SourceError if the package rerun-sdk is not installed or the file cannot be written.
     """
 
-    def __init__(self, path: Path, scale: float, choose: PointFilter):
+    def __init__(self, path: Path, choose: PointFilter):
         self._rr = require_rerun()
-        self._path, self._scale, self._choose = path, scale, choose
+        self._path, self._choose = path, choose
         self._aside = path.with_name(f'.{path.name}.part')
         if not path.absolute().parent.is_dir():
             raise SourceError(f"rerun: '{path.absolute().parent}' is not a folder")
@@ -147,23 +147,23 @@ class RerunLog:
 
     def __call__(self, placed: PlacedFrame) -> None:
         """Log a frame: where the camera is, what it sees, and a keyframe's points."""
-        rr, result = self._rr, placed.result
+        rr, frame = self._rr, placed.frame
         self._set_time(placed.stamp_ns)
-        height, width = result.depth.shape
-        depth = result.depth.cpu().numpy() * self._scale
+        height, width = frame.depth.shape
+        depth = frame.depth.cpu().numpy()
         T = placed.T_map_cam
         self._log.log('map/camera', rr.Transform3D(translation=T[:3, 3], mat3x3=T[:3, :3]))
         pinhole = rr.Pinhole(
-            image_from_camera=result.network_intrinsics,
+            image_from_camera=frame.network_intrinsics,
             resolution=(width, height),
             camera_xyz=rr.ViewCoordinates.RDF,
         )
         self._log.log('map/camera/image', pinhole)
-        self._log.log('map/camera/image/rgb', rr.Image(result.rgb.cpu().numpy()).compress())
+        self._log.log('map/camera/image/rgb', rr.Image(frame.rgb.cpu().numpy()).compress())
         self._log.log('map/camera/image/depth', rr.DepthImage(depth, meter=1.0))
         self._log.log('map/estimate/now', rr.Points3D([T[:3, 3]], colors=[_OURS], radii=-4.0))
-        if result.is_keyframe:
-            points = self._choose(result, T, self._scale)
+        if frame.is_keyframe:
+            points = self._choose(frame)
             name = f'map/cloud/{placed.stamp_ns}'
             self._log.log(name, rr.Points3D(_xyz(points), colors=_colours(points)))
 

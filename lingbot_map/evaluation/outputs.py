@@ -183,15 +183,15 @@ class Outputs:
         self._depth = self._colmap = self._rerun = None
         choose = _point_filter(settings)
         if settings['map.voxel_size']:
-            self.consumers.append(_into_map(self._store, choose, settings['scale']))
+            self.consumers.append(_into_map(self._store, choose))
         if settings['depth'] != 'off':
-            self._depth = DepthExport(folder / 'depth', settings['depth'], settings['scale'])
+            self._depth = DepthExport(folder / 'depth', settings['depth'])
             self.consumers.append(self._depth)
         if settings['colmap']:
             self._colmap = ColmapModel(folder / 'colmap')
             self.consumers.append(self._colmap)
         if planned.rerun is not None:
-            self._rerun = RerunLog(planned.rerun, settings['scale'], choose)
+            self._rerun = RerunLog(planned.rerun, choose)
             self.consumers.append(self._rerun)
 
     def __enter__(self) -> Outputs:
@@ -237,10 +237,10 @@ def _point_filter(settings: dict) -> PointFilter:
     )
 
 
-def _into_map(store: MapStore, choose: PointFilter, scale: float) -> Callable[[PlacedFrame], None]:
+def _into_map(store: MapStore, choose: PointFilter) -> Callable[[PlacedFrame], None]:
     def insert(placed: PlacedFrame) -> None:
-        if placed.result.is_keyframe:
-            store.insert(choose(placed.result, placed.T_map_cam, scale))
+        if placed.frame.is_keyframe:
+            store.insert(choose(placed.frame))
 
     return insert
 

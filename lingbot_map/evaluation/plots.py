@@ -35,8 +35,8 @@ class PreviewKeeper:
 
     def __call__(self, placed: PlacedFrame) -> None:
         if placed.stamp_ns in self._wanted:
-            result = placed.result
-            arrays = (t.cpu().numpy() for t in (result.rgb, result.depth, result.confidence))
+            frame = placed.frame
+            arrays = (t.cpu().numpy() for t in (frame.rgb, frame.depth, frame.confidence))
             self.previews.append(Preview(placed.stamp_ns, *arrays))
 
 

@@ -15,7 +15,7 @@ import time
 from lingbot_map.images.camera import Camera
 from lingbot_map.images.mask import ImageMask
 from lingbot_map.images.view import turn_picture, turn_rotation, View
-from lingbot_map.mapping.map_frame import MapFrame
+from lingbot_map.mapping.map_frame import MapFrame, MappedFrame
 from lingbot_map.recordings.source import SourceError
 from lingbot_map.streaming.budget import MemoryLimitError
 from lingbot_map.streaming.engine import NotFiniteError, StreamEngine, StreamLimitError
@@ -32,8 +32,12 @@ class PlacedFrame:
 
     stamp_ns: int
     rgb: np.ndarray  # (H, W, 3) uint8, rectified
-    result: FrameResult
-    T_map_cam: np.ndarray  # (4, 4) float64, map units
+    frame: MappedFrame
+
+    @property
+    def T_map_cam(self) -> np.ndarray:
+        """Pose of the camera's optical frame (4, 4) float64, map units."""
+        return self.frame.camera.T_map_body
 
 
 @dataclass(frozen=True)
@@ -98,17 +102,17 @@ def run_recording(
     """
     started_s = time.perf_counter()
     feed, rows = _Feed(engine, viewing), []
-    frame = MapFrame(scale, turn_rotation(viewing.degrees))
+    map_frame = MapFrame(scale, turn_rotation(viewing.degrees))
     for result in feed.results(pictures):
         stamp_ns, rgb = result.tag
         try:
-            T_map_cam = frame.place(result.T_world_cam).T_map_body
+            frame = map_frame.place(result)
         except FloatingPointError:
             continue
-        rows.append((stamp_ns, T_map_cam, result.is_keyframe))
+        rows.append((stamp_ns, frame.camera.T_map_body, frame.is_keyframe))
         for consume in consumers:
             as_mounted = turn_picture(rgb, -viewing.degrees % 360)
-            consume(PlacedFrame(stamp_ns, as_mounted, result, T_map_cam))
+            consume(PlacedFrame(stamp_ns, as_mounted, frame))
     run = Run(
         [stamp_ns for stamp_ns, _, _ in rows],
         np.array([T for _, T, _ in rows]).reshape(-1, 4, 4),

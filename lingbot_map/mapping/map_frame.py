@@ -1,4 +1,4 @@
-"""From the network's world to the map frame: REP-103 axes, level with camera or robot."""
+"""From network results to the map frame: map units, REP-103 axes, level with camera or robot."""
 
 from dataclasses import dataclass
 
@@ -8,6 +8,7 @@ from lingbot_map.geometry import (
     quaternion_to_matrix,
     R_REP103_OPTICAL,
 )
+from lingbot_map.streaming.frame import FrameResult
 import numpy as np
 import torch
 
@@ -18,6 +19,20 @@ class Pose:
 
     T_map_body: np.ndarray  # (4, 4) float64, map units
     q_xyzw: np.ndarray  # (4,) float64, unit length, the rotation of T_map_body
+
+
+@dataclass(frozen=True, eq=False)
+class MappedFrame:
+    """What is known about one image, in map units; tensors are on the engine's device."""
+
+    tag: object  # what the caller passed with the image
+    is_keyframe: bool
+    camera: Pose  # of the camera's optical frame
+    intrinsics: np.ndarray  # (3, 3) float64, pixels of the original image
+    network_intrinsics: np.ndarray  # (3, 3) float64, pixels of depth, confidence and rgb
+    depth: torch.Tensor  # (h, w) float32 z-depth
+    confidence: torch.Tensor  # (h, w) float32, at least 1
+    rgb: torch.Tensor  # (h, w, 3) uint8
 
 
 class ContinuousPoses:
@@ -36,7 +51,7 @@ class ContinuousPoses:
 
 class MapFrame:
     """
-    Places the network's poses of one map.
+    Places the network's results of one map: the only place where scale and map frame are applied.
 
     `T_map_first` (4, 4) is where the first camera is. By default that is the origin, x is where it
     looks, y its left, z its up; that up is the camera's, not gravity's. For a camera mounted
@@ -65,11 +80,30 @@ class MapFrame:
         """Where the first camera is (3,): a change of scale leaves it there."""
         return self._T_map_first[:3, 3]
 
-    def place(self, T_world_cam: np.ndarray) -> Pose:
+    def place(self, result: FrameResult) -> MappedFrame:
+        """
+        Return a result of the network in map units.
+
+        :raises FloatingPointError: pose or intrinsics are not finite.
+        """
+        if not np.isfinite(result.network_intrinsics).all():
+            raise FloatingPointError('the intrinsics hold NaN or infinity')
+        return MappedFrame(
+            result.tag,
+            result.is_keyframe,
+            self.pose(result.T_world_cam),
+            result.intrinsics,
+            result.network_intrinsics,
+            result.depth if self.scale == 1.0 else result.depth * self.scale,
+            result.confidence,
+            result.rgb,
+        )
+
+    def pose(self, T_world_cam: np.ndarray) -> Pose:
         """
         Return the pose of a camera-to-world transform (4, 4) in optical axes.
 
-        FloatingPointError: the transform holds NaN or infinity; it changes nothing here.
+        :raises FloatingPointError: the transform holds NaN or infinity.
         """
         if not np.isfinite(T_world_cam).all():
             raise FloatingPointError('the pose holds NaN or infinity')

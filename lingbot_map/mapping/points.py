@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import math
 
 from lingbot_map.geometry import unproject
-from lingbot_map.streaming.frame import FrameResult
+from lingbot_map.mapping.map_frame import MappedFrame
 import numpy as np
 import torch
 from torch.nn import functional
@@ -32,7 +32,7 @@ class PointFilter:
     """Choose which pixels of a frame become points of the map."""
 
     min_confidence: float = 0.0  # absolute; the network's confidence is >= 1, so 0 keeps all
-    max_depth: float = 0.0  # in map units (after scaling), 0 = no limit
+    max_depth: float = 0.0  # map units, 0 = no limit
     stride: int = 1  # take every n-th row and column
     keep_percentile: float = 100.0  # percent of the frame's valid pixels, most confident first
     edge_threshold: float = 0.0  # largest relative step to a neighbouring pixel, 0 = no limit
@@ -51,30 +51,26 @@ class PointFilter:
                 f'edge_threshold is {self.edge_threshold}: set it to 0 (no limit) or more'
             )
 
-    def __call__(
-        self, result: FrameResult, T_map_cam: np.ndarray, scale: float = 1.0
-    ) -> np.ndarray:
+    def __call__(self, frame: MappedFrame) -> np.ndarray:
         """
         Return the kept points (N,) POINT_DTYPE in the map frame, in row-major pixel order.
 
-        `T_map_cam` (4, 4) is in map units already; `scale` turns network depth into map units.
         Depth that is NaN, infinite or not positive never becomes a point, nor does a NaN
         confidence. `keep_percentile` counts what the other conditions leave; pixels of equal
         confidence are kept together or not at all. One copy leaves the device.
         """
         s = self.stride
-        depth = result.depth[::s, ::s] * scale
-        confidence = result.confidence[::s, ::s]
+        depth, confidence = frame.depth[::s, ::s], frame.confidence[::s, ::s]
         kept = self._kept(depth, confidence)
         if self.edge_threshold > 0:
-            kept &= ~_edges(result.depth, self.edge_threshold)[::s, ::s]
+            kept &= ~_edges(frame.depth, self.edge_threshold)[::s, ::s]
         if self.keep_percentile < 100:
             kept &= confidence >= _least_of_best(confidence[kept], self.keep_percentile)
-        points = _to_map(depth, _strided(result.network_intrinsics, s), T_map_cam)
+        points = _to_map(depth, _strided(frame.network_intrinsics, s), frame.camera.T_map_body)
         packed = torch.cat(
             (
                 points.view(torch.int32),
-                _pack_rgb(result.rgb[::s, ::s])[..., None],
+                _pack_rgb(frame.rgb[::s, ::s])[..., None],
                 confidence[..., None].contiguous().view(torch.int32),
             ),
             dim=2,

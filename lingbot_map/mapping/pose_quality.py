@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import statistics
 
 from lingbot_map.geometry import invert
-from lingbot_map.streaming.frame import FrameResult
+from lingbot_map.mapping.map_frame import MappedFrame
 import numpy as np
 import torch
 
@@ -29,16 +29,16 @@ class JumpWatch:
         self._previous: tuple[np.ndarray, int] | None = None
         self._speeds: deque[float] = deque(maxlen=_SPEEDS)
 
-    def see(self, T_world_cam: np.ndarray, stamp_ns: int, depth: float) -> str:
+    def see(self, T_map_cam: np.ndarray, stamp_ns: int, depth: float) -> str:
         """
         Return what is wrong with the step to a pose (4, 4); '' if nothing is.
 
         `depth` is the scene's, NaN if not known; stamps increase.
         """
-        previous, self._previous = self._previous, (T_world_cam, stamp_ns)
+        previous, self._previous = self._previous, (T_map_cam, stamp_ns)
         if previous is None:
             return ''
-        T_step = invert(previous[0]) @ T_world_cam
+        T_step = invert(previous[0]) @ T_map_cam
         step, seconds = float(np.linalg.norm(T_step[:3, 3])), (stamp_ns - previous[1]) / 1e9
         turn_deg = np.degrees(np.arccos(np.clip((np.trace(T_step[:3, :3]) - 1) / 2, -1, 1)))
         is_too_fast = self._is_too_fast(step / seconds)
@@ -62,14 +62,14 @@ class JumpWatch:
 class Scene:
     """What one image looks at; both are NaN when it has no valid depth."""
 
-    depth: float  # median over valid pixels, network units
+    depth: float  # median over valid pixels, map units
     confidence: float  # mean over valid pixels
 
 
-def look_at(result: FrameResult) -> Scene:
+def look_at(frame: MappedFrame) -> Scene:
     """Return the scene of an image; one copy of two numbers leaves the device."""
-    depth = result.depth[::_STRIDE, ::_STRIDE]
-    confidence = result.confidence[::_STRIDE, ::_STRIDE]
+    depth = frame.depth[::_STRIDE, ::_STRIDE]
+    confidence = frame.confidence[::_STRIDE, ::_STRIDE]
     valid = torch.isfinite(depth) & (depth > _MIN_DEPTH) & torch.isfinite(confidence)
     nan = torch.nan
     both = torch.stack(
@@ -78,7 +78,7 @@ def look_at(result: FrameResult) -> Scene:
     return Scene(*both.tolist())
 
 
-def pose_covariance(scene: Scene, scale: float) -> np.ndarray:
+def pose_covariance(scene: Scene) -> np.ndarray:
     """
     Return the covariance (6, 6) of x y z [map unit] and the rotations about them [rad].
 
@@ -86,12 +86,10 @@ def pose_covariance(scene: Scene, scale: float) -> np.ndarray:
     depth for positions and e for rotations, alike for all axes and uncorrelated. That orders
     images by how far to trust them; it is not calibrated, and leaves out drift. Without a valid
     depth nothing is known: 1e6.
-
-    `scale`: map units per network unit.
     """
     with np.errstate(all='ignore'):
         error = ALPHA / np.float64(scene.confidence)
-        position, rotation = (error * scene.depth * scale) ** 2, error**2
+        position, rotation = (error * scene.depth) ** 2, error**2
     variances = np.repeat([position, rotation], 3)
     if not (np.isfinite(variances).all() and (variances > 0).all()):
         variances = np.full(6, UNKNOWN_VARIANCE)

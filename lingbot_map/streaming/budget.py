@@ -34,9 +34,9 @@ class Calibration:
     How much memory a pass of the network needs, beside weights and caches.
 
     The factors count the tensors of an eager pass that are alive at its peak; test_memory_budget
-    counts them again, without a device. `workspace` is what the peak measured on CUDA
-    (`pytest -m cuda test/library/test_memory_budget.py` prints it) has beyond all that: work space of
-    matrix products and convolutions, and rounding by the allocator.
+    counts them again, without a device. `workspace` is what the peak measured on CUDA has beyond
+    all that (`pytest -m cuda test/library/test_memory_budget.py` prints it): work space of matrix
+    products and convolutions, and rounding by the allocator.
     """
 
     trunk_values: float = 13.0  # in the trunk's precision, per token and channel, in a block

@@ -1,4 +1,4 @@
-"""Which images are admitted, judged by their stamps: unset, repeated, late, or jumped back."""
+"""Which images become part of a map: judged by frame id and stamp, before anything is decoded."""
 
 from __future__ import annotations
 
@@ -7,16 +7,73 @@ from dataclasses import dataclass
 import statistics
 import time
 
-from lingbot_map_ros.frame import Dropped, LATE, REPEATED, ZERO_STAMP
+from lingbot_map_ros.frame import Dropped, FRAME_ID, LATE, REPEATED, to_ns, ZERO_STAMP
+from lingbot_map_ros.parameters import NodeParams
+from std_msgs.msg import Header
 
 _NS = 1e9
 _PERIODS = 20  # from which the expected period is taken
 _LEAST_PERIODS = 5
-_GAP_FACTOR = 2.5  # one image may get lost without a word
+_GAP_FACTOR = 2.5  # a single lost image is not reported
 
 
 @dataclass(frozen=True)
+class Admitted:
+    """What all outputs of an admitted image carry."""
+
+    stamp_ns: int
+    camera: str  # frame id
+    jump_s: float = 0.0  # by how much time jumped back before it; 0: it did not
+
+
 class Admission:
+    """
+    Admits images of one camera with increasing stamps, or raises Dropped; used by one thread.
+
+    It lasts until ~/reset: a new map that begins for another reason goes on with it, since late
+    and repeated images of the map before must still be dropped.
+    """
+
+    def __init__(self, params: NodeParams):
+        self._params = params
+        self._gate = StampGate(params.time_jump_threshold, params.on_time_jump, params.zero_stamp)
+        self._camera = ''  # frame id of the images so far
+
+    def admit(self, header: Header, now_ns: int) -> Admitted:
+        """
+        Admit an image at the node's time `now_ns`; after a jump back the caller starts a new map.
+
+        :raises Dropped: the frame id or the stamp does not fit.
+        """
+        camera = self._check_frame_id(header.frame_id)
+        verdict = self._gate.judge(to_ns(header.stamp), now_ns)
+        self._camera = camera
+        return Admitted(verdict.stamp_ns, camera, verdict.jump_s)
+
+    def _check_frame_id(self, frame_id: str) -> str:
+        frame_id = (frame_id or self._params.camera_frame).lstrip('/')
+        if not frame_id:
+            raise Dropped(
+                FRAME_ID,
+                'its frame_id is empty: have the camera driver set one, or '
+                "set the parameter 'camera_frame'",
+            )
+        if frame_id == self._params.map_frame:
+            raise Dropped(
+                FRAME_ID,
+                f"its frame_id '{frame_id}' is the map frame: change the parameter 'map_frame'",
+            )
+        if self._camera and frame_id != self._camera:
+            raise Dropped(
+                FRAME_ID,
+                f"its frame_id is '{frame_id}', that of the images before "
+                f"'{self._camera}': two cameras on one topic? ~/reset accepts the new",
+            )
+        return frame_id
+
+
+@dataclass(frozen=True)
+class Verdict:
     """The stamp of an admitted image, and by how much time jumped back before it (0: not)."""
 
     stamp_ns: int
@@ -36,16 +93,12 @@ class StampGate:
         self._threshold_s = threshold_s
         self._on_jump = on_jump
         self._zero_stamp = zero_stamp
-        self.forget()
-
-    def forget(self) -> None:
-        """Admit any stamp next."""
         self._newest_ns: int | None = None
-        self._stamped_here = False  # the stamps of this map are arrival times
+        self._stamped_here = False  # the stamps so far are arrival times
         self._before_jump_ns = 0
         self._jumped_at_s = -float('inf')
 
-    def judge(self, stamp_ns: int, now_ns: int) -> Admission:
+    def judge(self, stamp_ns: int, now_ns: int) -> Verdict:
         """
         Admit an image stamped `stamp_ns` at node time `now_ns`, or raise Dropped.
 
@@ -53,11 +106,11 @@ class StampGate:
         """
         if stamp_ns <= 0:
             return self._judge_arrival(now_ns)
-        admission = self._judge_order(stamp_ns)
+        verdict = self._judge_order(stamp_ns)
         self._stamped_here = False
-        return admission
+        return verdict
 
-    def _judge_arrival(self, now_ns: int) -> Admission:
+    def _judge_arrival(self, now_ns: int) -> Verdict:
         if self._zero_stamp == 'reject':
             raise Dropped(
                 ZERO_STAMP,
@@ -76,14 +129,14 @@ class StampGate:
                 'it carries no stamp and simulated time has not begun: '
                 'is anything publishing /clock?',
             )
-        admission = self._judge_order(now_ns)
+        verdict = self._judge_order(now_ns)
         self._stamped_here = True
-        return admission
+        return verdict
 
-    def _judge_order(self, stamp_ns: int) -> Admission:
+    def _judge_order(self, stamp_ns: int) -> Verdict:
         if self._newest_ns is None:
             self._newest_ns = stamp_ns
-            return Admission(stamp_ns)
+            return Verdict(stamp_ns)
         advance_ns = stamp_ns - self._newest_ns
         if advance_ns == 0:
             raise Dropped(REPEATED, f'stamp {stamp_ns / _NS:.9f} came before')
@@ -98,13 +151,13 @@ class StampGate:
         if self._from_before_jump(stamp_ns, advance_ns):
             raise Dropped(LATE, f'stamp {stamp_ns / _NS:.9f} is from before the jump in time')
         self._newest_ns = stamp_ns
-        return Admission(stamp_ns)
+        return Verdict(stamp_ns)
 
-    def _jump(self, stamp_ns: int, back_ns: int) -> Admission:
+    def _jump(self, stamp_ns: int, back_ns: int) -> Verdict:
         self._before_jump_ns = self._newest_ns
         self._jumped_at_s = time.monotonic()
         self._newest_ns = stamp_ns
-        return Admission(stamp_ns, back_ns / _NS)
+        return Verdict(stamp_ns, back_ns / _NS)
 
     def _from_before_jump(self, stamp_ns: int, advance_ns: int) -> bool:
         """Tell a straggler of the old pass from an image of the new one."""
@@ -117,12 +170,13 @@ class GapWatch:
     """Finds gaps in a stream of stamps: periods much longer than those before."""
 
     def __init__(self):
-        self.forget()
-
-    def forget(self) -> None:
-        """Take the next stamp as the first."""
         self._newest_ns: int | None = None
         self._periods_s: deque[float] = deque(maxlen=_PERIODS)
+
+    def pause(self) -> None:
+        """Take the next stamp as the first: images before it are left out on purpose."""
+        self._newest_ns = None
+        self._periods_s.clear()
 
     def see(self, stamp_ns: int) -> str:
         """Return what is missing before this stamp; '' if nothing is."""

@@ -110,7 +110,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._received = self._out = self._paused = 0
         self._dropped = Counter()
-        self._refused = Counter()  # since the map began, or the last image that got through
+        self._dropped_before = Counter()  # what was dropped when the last image got through
         self._kinds = Counter()
         self._events = Counter()
         self._logged_s: dict[str, float] = {}
@@ -134,7 +134,7 @@ class Ledger:
         stamp_ms = (self._now_ns() - frame.stamp_ns) / 1e6
         with self._lock:
             self._out += 1
-            self._refused.clear()
+            self._dropped_before = Counter(self._dropped)
             self._meter.depart(frame.arrival_s, stamp_ms, is_initial)
 
     def count_event(self, event: str, why: str) -> None:
@@ -166,7 +166,6 @@ class Ledger:
             self._dropped[reason] += 1
             count = self._dropped[reason]
             if reason not in _EXPECTED:
-                self._refused[reason] += 1
                 self._trouble_s = now_s
             if not why or not self._is_news(reason, kind, now_s):
                 return
@@ -181,17 +180,22 @@ class Ledger:
             self._logged_s[reason] = now_s
         return not quiet
 
-    def begin_map(self) -> None:
-        with self._lock:
-            self._refused.clear()
+    def refusal(self, since: Counts) -> str:
+        """
+        Return in words that all images are dropped; '' if one got through or still may.
 
-    def refusal(self) -> str:
-        """Return in words that no image got through since one last did; '' if one may yet."""
+        That is since the counts `since`, or since the last image that got through.
+        """
         with self._lock:
-            counts, refused = self._counts(), self._refused.most_common(_REASONS_SHOWN)
+            counts = self._counts()
+            before = since.dropped if counts.out == since.out else self._dropped_before
+            refused = Counter(counts.dropped) - Counter(before)
+        for reason in _EXPECTED:
+            del refused[reason]
         if counts.waiting or not refused:
             return ''
-        reasons = ', '.join(f'{reason} {count}' for reason, count in refused)
+        shown = refused.most_common(_REASONS_SHOWN)
+        reasons = ', '.join(f'{reason} {count}' for reason, count in shown)
         return f'all images dropped ({reasons})'
 
     def kinds(self) -> dict[str, int]:

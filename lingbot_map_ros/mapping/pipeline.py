@@ -8,36 +8,28 @@ import time
 
 from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map.streaming.loading import choose_device
-from lingbot_map_ros.frame import (
-    Dropped,
-    Frame,
-    FRAME_ID,
-    INACTIVE,
-    QUEUE_FULL,
-    RESET,
-    SUPERSEDED,
-    to_ns,
-    to_stamp,
-)
+from lingbot_map_ros.frame import Dropped, Frame, INACTIVE, QUEUE_FULL, RESET, SUPERSEDED, to_stamp
 from lingbot_map_ros.input import camera_info
-from lingbot_map_ros.input.admission import GapWatch, StampGate
+from lingbot_map_ros.input.admission import Admission
 from lingbot_map_ros.input.images import ImageInput
 from lingbot_map_ros.input.inbox import Inbox
+from lingbot_map_ros.input.odometry import OdometryInput
 from lingbot_map_ros.mapping.ledger import GAP, Ledger
-from lingbot_map_ros.mapping.worker import SERVING, Worker
+from lingbot_map_ros.mapping.map_session import MapSession, State
+from lingbot_map_ros.mapping.worker import Worker
+from lingbot_map_ros.output.frames import FrameTree
 from lingbot_map_ros.output.publishing import Outputs
 from lingbot_map_ros.output.saving import autosave, check_autosave
 from lingbot_map_ros.parameters import NodeParams
 from sensor_msgs.msg import CompressedImage, Image
 
-INITIALIZING = 'INITIALIZING'  # the state, before how many of how many images
 _WARM_UPS = 4.0  # the warm-up runs a scale batch too, the longest that an image takes
-_SILENCE_S = 2.0  # without an image for so long, the node says that it waits for images
+_SILENCE_S = 2.0  # without an image for so long, the state is WAITING_FOR_IMAGES
 
 
 class Pipeline:
     """
-    Admits images, and owns inbox, worker and outputs.
+    Admits images, and owns inbox, worker, outputs and the present map.
 
     `on_image` is called by one thread at a time; the other methods by any.
     """
@@ -46,28 +38,38 @@ class Pipeline:
         check_autosave(params.autosave)
         self.params = params
         self.paused = False
-        self.ledger = Ledger(node.get_logger(), lambda: node.get_clock().now().nanoseconds)
+        self._clock, self._logger = node.get_clock(), node.get_logger()
+        self.ledger = Ledger(self._logger, lambda: node.get_clock().now().nanoseconds)
         topic = node.resolve_topic_name(camera_info.TOPIC)
         infos = camera_info.CameraInfoStore(
             topic,
             lambda: params.use_camera_info or node.count_publishers(topic) > 0,
             params.camera_info_timeout,
-            node.get_logger(),
+            self._logger,
         )
-        self.images = ImageInput(params, infos, node.get_logger())
-        self.outputs = Outputs(node, params)
+        self.images = ImageInput(params, infos, self._logger)
+        self.tree = FrameTree(node, params.map_frame, only_static=params.tf_mode == 'off')
+        uses_odometry = params.scale_source == 'odometry'
+        self.odometry = OdometryInput(node) if uses_odometry else None
+        self.outputs = Outputs(node, params, self.tree, self._new_session(0, Admission(params)))
         self._info_subscription = camera_info.CameraInfoSubscription(node, infos)
-        self._clock = node.get_clock()
-        self._logger = node.get_logger()
         latest = params.queue == 'latest'
         self._inbox = Inbox(1 if latest else params.queue_size, newest_wins=latest)
-        self._gate = StampGate(params.time_jump_threshold, params.on_time_jump, params.zero_stamp)
-        self._gaps = GapWatch()
         self._is_autosaved = False
-        self._camera = ''  # frame id of the images of this map
         self.worker = Worker(
-            load, self.images, self._inbox, self.ledger, self.outputs, self._logger
+            load,
+            self.images,
+            self._inbox,
+            self.ledger,
+            self.outputs,
+            self._start_map,
+            self._logger,
         )
+
+    @property
+    def session(self) -> MapSession:
+        """The present map."""
+        return self.outputs.current
 
     def set_params(self, params: NodeParams) -> None:
         self.params = self.outputs.params = params
@@ -76,7 +78,7 @@ class Pipeline:
         """Admit an image or drop it; the worker does the rest."""
         if self.paused:
             self.ledger.count_paused()
-            self._gaps.forget()
+            self.session.gaps.pause()
             self.outputs.acknowledge(message.header)
             return
         self.ledger.receive()
@@ -91,21 +93,16 @@ class Pipeline:
     ) -> tuple[Image | CompressedImage | None, str, str]:
         """Return the image that has to give way, if any, and why."""
         try:
-            camera = self._check_frame_id(message.header.frame_id)
-            admission = self._gate.judge(
-                to_ns(message.header.stamp), self._clock.now().nanoseconds
-            )
+            admitted = self.session.admission.admit(message.header, self._clock.now().nanoseconds)
         except Dropped as drop:
             return message, drop.reason, str(drop)
-        if admission.jump_s:
-            self._start_new_map(f'image stamps jumped back by {admission.jump_s:.3f} s')
-        gap = self._gaps.see(admission.stamp_ns)
+        if admitted.jump_s:
+            self._start_afresh(f'image stamps jumped back by {admitted.jump_s:.3f} s')
+        gap = self.session.gaps.see(admitted.stamp_ns)
         if gap:
             self.ledger.count_event(GAP, gap)
-        self._camera = camera
-        loser = self._inbox.put(
-            Frame(message, to_stamp(admission.stamp_ns), camera, time.monotonic())
-        )
+        frame = Frame(message, to_stamp(admitted.stamp_ns), admitted.camera, time.monotonic())
+        loser = self._inbox.put(frame)
         if loser is None:
             return None, '', ''
         if self.params.queue == 'latest':
@@ -119,41 +116,30 @@ class Pipeline:
             ),
         )
 
-    def _check_frame_id(self, frame_id: str) -> str:
-        frame_id = (frame_id or self.params.camera_frame).lstrip('/')
-        if not frame_id:
-            raise Dropped(
-                FRAME_ID,
-                'its frame_id is empty: have the camera driver set one, or '
-                "set the parameter 'camera_frame'",
-            )
-        if frame_id == self.params.map_frame:
-            raise Dropped(
-                FRAME_ID,
-                f"its frame_id '{frame_id}' is the map frame: change the parameter 'map_frame'",
-            )
-        if self._camera and frame_id != self._camera:
-            raise Dropped(
-                FRAME_ID,
-                f"its frame_id is '{frame_id}', that of the images before "
-                f"'{self._camera}': two cameras on one topic? ~/reset accepts the new",
-            )
-        return frame_id
-
     def reset(self) -> None:
         """Start a new map; nothing of the old one is published once this has returned."""
         with self.outputs.lock:
-            self._gate.forget()
-            self._camera = ''
-            self._start_new_map('reset was called')
+            self._start_afresh('reset was called', Admission(self.params))
 
-    def _start_new_map(self, why: str) -> None:
-        self.outputs.start_new_map()
-        self._gaps.forget()
+    def _start_afresh(self, why: str, admission: Admission | None = None) -> None:
+        """Start a new map without the images that wait; call it under the lock of the outputs."""
+        self._start_map(admission)
         self._empty_inbox(RESET)
-        self.ledger.begin_map()
         self._inbox.wake()
         self._logger.info(f'{why}: starting a new map')
+
+    def _start_map(self, admission: Admission | None = None) -> MapSession:
+        """Make a new map the current one; it goes on with the stamps of the old one by default."""
+        with self.outputs.lock:
+            old = self.session
+            session = self._new_session(old.number + 1, admission or old.admission)
+            self.outputs.current = session
+            return session
+
+    def _new_session(self, number: int, admission: Admission) -> MapSession:
+        return MapSession(
+            number, self.params, admission, self.ledger.counts(), self.tree, self.odometry
+        )
 
     def _empty_inbox(self, reason: str) -> None:
         for frame in self._inbox.clear():
@@ -174,9 +160,9 @@ class Pipeline:
 
     def close(self, timeout_s: float) -> bool:
         """
-        Stop both threads, autosave and destroy the publishers; tell whether the worker has ended.
+        Stop both threads, autosave and destroy the publishers; return whether the worker ended.
 
-        Saved is also if the worker does not end: it adds nothing any more.
+        It also saves if the worker does not end, which adds nothing any more.
         """
         self.deactivate()
         self._info_subscription.close()
@@ -186,6 +172,9 @@ class Pipeline:
         ended = self.worker.stop(max(0.0, deadline_s - time.monotonic()))
         if ended:  # else it may still publish
             self.outputs.destroy()
+            if self.odometry is not None:
+                self.odometry.close()
+            self.tree.close()
         return ended
 
     def _autosave(self) -> None:
@@ -193,31 +182,25 @@ class Pipeline:
             is_due = bool(self.params.autosave) and not self._is_autosaved
             self._is_autosaved = True
         if is_due:
-            autosave(self.outputs, self.params.autosave, self._logger)
+            autosave(self.session, self.params.autosave, self._logger)
 
     def watchdog_limit_s(self) -> float:
-        """Return how long one image may take, 0: for ever; on a CPU the warm-up gives a hint."""
+        """Return how long one image may take, 0: no limit; on a CPU the warm-up gives a hint."""
         limit_s = self.params.watchdog_timeout
         if limit_s and choose_device(self.params.device).type == 'cpu':
             return max(limit_s, _WARM_UPS * self.worker.warm_up.seconds)
         return limit_s
 
-    def state(self) -> str:
-        """Return the state that /diagnostics shows."""
+    def state(self) -> State:
+        """Return what the node is doing."""
         worker = self.worker
-        if worker.phase != SERVING:
+        if worker.phase != State.READY or not self.outputs.active:
             return worker.phase
-        if not self.outputs.active:
-            return 'READY'
-        if worker.trouble:
-            return 'ERROR'
+        if self.session.trouble:
+            return State.ERROR
         if self.paused:
-            return 'PAUSED'
+            return State.PAUSED
         idle = not len(self._inbox) and not worker.busy_s()
         if idle and self.ledger.seconds_since_arrival() > _SILENCE_S:
-            return 'WAITING_FOR_IMAGES'
-        if worker.initialized:
-            return 'WAITING_FOR_SCALE' if worker.delivery.waits_for_scale else 'TRACKING'
-        if worker.progress.standing:
-            return 'WAITING_FOR_MOTION'
-        return f'{INITIALIZING} {worker.waiting}/{self.params.num_scale_frames}'
+            return State.WAITING_FOR_IMAGES
+        return self.session.state

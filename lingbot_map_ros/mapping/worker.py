@@ -28,10 +28,10 @@ from lingbot_map_ros.frame import (
 )
 from lingbot_map_ros.input.images import ImageInput
 from lingbot_map_ros.input.inbox import FlushRequests, Inbox
-from lingbot_map_ros.mapping.delivery import Delivery
 from lingbot_map_ros.mapping.engine_status import Progress, WarmUpReport
 from lingbot_map_ros.mapping.heap import keep_freed_memory
-from lingbot_map_ros.mapping.ledger import Ledger
+from lingbot_map_ros.mapping.ledger import Ledger, POSE_JUMP
+from lingbot_map_ros.mapping.map_session import MapSession, State
 from lingbot_map_ros.output.publishing import Outputs
 from lingbot_map_ros.parameters import NodeParams
 from lingbot_map_ros.stream_settings import usual_image_size
@@ -39,9 +39,9 @@ import numpy as np
 import torch
 
 _PERIOD_S = 5.0  # between records of the same line of code
-LOADING, WARMING_UP, SERVING, ENDED = 'LOADING', 'WARMING_UP', 'SERVING', 'ENDED'
 _POLL_S = 0.2
 _ERRORS_SAID_EVERY_S = 5.0
+_SCALE_TROUBLE_SAID_EVERY_S = 30.0
 
 
 class LibraryLog(logging.Handler):
@@ -87,8 +87,8 @@ class Worker:
     """
     Takes images from the inbox, runs the engine and hands the results to the outputs.
 
-    An exception costs the map, not the thread: it is logged, and a new map starts. What the
-    attributes below say may be read from any thread.
+    `start_map()` makes the next MapSession the current one of `outputs`. An exception costs the
+    map, not the thread: it is logged, and a new map starts. Attributes are thread-safe to read.
     """
 
     def __init__(
@@ -98,27 +98,20 @@ class Worker:
         inbox: Inbox,
         ledger: Ledger,
         outputs: Outputs,
+        start_map: Callable[[], MapSession],
         logger,
     ):
-        self.phase = LOADING
-        self.initialized = False  # poses of the present map have been published
-        self.waiting = 0  # images in the unfinished scale batch
-        self.progress = Progress()  # of the present map
+        self.phase = State.LOADING
         self.errors = 0
-        self.trouble = ''  # why no poses come; '' when all is well
         self.forward_ms = 0.0  # of the newest result
         self.gpu_memory_mib = 0.0  # that torch has allocated; 0 on a CPU
         self.warm_up = WarmUpReport(outputs.params.max_keyframes)  # the newest one
-        self._load_engine, self._images = load, images
-        self._inbox, self._ledger, self._outputs, self._logger = inbox, ledger, outputs, logger
+        self._load_engine, self._images, self._inbox = load, images, inbox
+        self._ledger, self._outputs, self._logger = ledger, outputs, logger
+        self._start_map = start_map
         self._engine: StreamEngine | None = None
-        self._stale = False  # the engine still holds the map of an earlier epoch
-        self._epoch = outputs.epoch
-        self.delivery = Delivery(outputs, ledger, logger)
-        self._held: list[Frame] = []  # in the engine, not yet accounted for
-        self._view: View | None = None  # of the present map
-        self._initialized_s = float('inf')  # images that arrive later meet a running map
-        self._waits_for_motion = False  # the present map does, and the log has said so
+        self._session: MapSession = outputs.current
+        self._engine_session: MapSession | None = None  # whose images the engine remembers
         self._flushes = FlushRequests()
         self._busy_since_s: float | None = None
         self._stopping = False
@@ -179,14 +172,15 @@ class Worker:
             self._loaded.set_result(None)
 
     def _warm_up(self, height: int, width: int) -> None:
-        self.phase = WARMING_UP
+        self.phase = State.WARMING_UP
         start_s = time.monotonic()
         self._engine.warm_up(height, width)
+        self._engine_session = self._session
         size, seconds = self._engine.network_size(height, width), time.monotonic() - start_s
         self.warm_up = WarmUpReport.of(self._engine, size, seconds)
         self._logger.info(str(self.warm_up))
         self._note_memory()
-        self.phase = SERVING
+        self.phase = State.READY
 
     def _note_memory(self) -> None:
         if torch.cuda.is_initialized():
@@ -195,7 +189,8 @@ class Worker:
     def _serve(self) -> None:
         while not self._ends():
             self._inbox.wait(0.0 if self._flushes else _POLL_S)
-            if len(self._inbox) and self._view is None and not self._images.ready(_POLL_S):
+            is_first = len(self._inbox) and self._session.view is None
+            if is_first and not self._images.ready(_POLL_S):
                 continue
             frame = self._take()
             if frame is not None:
@@ -205,34 +200,28 @@ class Worker:
                 self._flush()
 
     def _take(self) -> Frame | None:
-        # Popped and numbered under one lock: a reset empties the inbox under the same.
+        """Return the next image, of the current map; None if none waits."""
+        # Under one lock: a reset empties the inbox under the same.
         with self._outputs.lock:
-            frame = self._inbox.pop()
-            epoch = self._outputs.epoch
-        if epoch != self._epoch:
-            self._begin(epoch)
+            frame, session = self._inbox.pop(), self._outputs.current
+        self._turn_to(session)
         if frame is not None:
-            frame.epoch = epoch
+            frame.session = session
         return frame
 
-    def _begin(self, epoch: int) -> None:
-        """Turn to a new map; the engine follows with the next image."""
-        self._drop_held(RESET)
-        self._epoch, self._stale, self._view = epoch, True, None
-        self.delivery.begin()
-        self.initialized, self._initialized_s = False, float('inf')
-        self._waits_for_motion = False
-        self.progress = Progress()
-        self.trouble = ''
+    def _turn_to(self, session: MapSession) -> None:
+        """Leave the map before: what it still holds in the engine is dropped."""
+        if session is not self._session:
+            self._drop_held(RESET)
+            self._session = session
 
     def _process(self, frame: Frame) -> None:
         self._busy_since_s = time.monotonic()
-        self._held.append(frame)
+        self._session.held.append(frame)
         try:
             self._push(frame)
         finally:
             self._busy_since_s = None
-            self.waiting = len(self._held)
             self._note_memory()
             self._outputs.acknowledge(frame.message.header)
 
@@ -250,11 +239,11 @@ class Worker:
         except ValueError as error:  # masked or cropped, nothing would be left, or too large
             self._drop(frame, BAD_IMAGE, str(error))
             return
-        if self.delivery.is_outdated():
+        if self._session.is_outdated():
             self._logger.warning('the mount of the camera is known now: starting a new map')
-            self._start_new_map(frame)
+            self._move_to_new_map(frame)
         self._refresh_engine()
-        if view is not self._view:
+        if view is not self._session.view:
             self._change_view(frame, view, network_size)
         self._infer(frame, view.prepare(picture))
 
@@ -265,23 +254,24 @@ class Worker:
         try:
             results = engine.push(rgb, frame)
         except StreamLimitError:
-            self.trouble = (
+            trouble = (
                 f'the map holds max_keyframes ({engine.max_keyframes}) and on_limit is '
                 f"'{params.on_limit}': call ~/reset for a new map, or set on_limit to roll_over"
             )
-            self._drop(frame, MAP_FULL, self.trouble)
+            self._session.trouble = trouble
+            self._drop(frame, MAP_FULL, trouble)
             return
         if engine.sequence != sequence:
             self._follow_engine(frame)
-        self.trouble = ''
+        self._session.trouble = ''
         if engine.standing and not results:
             self._drop_static(frame)
         self._deliver(results)
 
     def _drop_static(self, frame: Frame) -> None:
         self._drop(frame, STATIC)
-        if not self._waits_for_motion:
-            self._waits_for_motion = True
+        if not self._session.waits_for_motion:
+            self._session.waits_for_motion = True
             self._logger.info(
                 'the images show no motion: the map begins once the camera moves '
                 "(set 'motion_gate' to false to begin anyway)"
@@ -293,45 +283,46 @@ class Worker:
             'the memory is full: starting a new map, path and map are emptied '
             f'(on_limit: {self._outputs.params.on_limit})'
         )
-        view = self._view
-        self._start_new_map(frame)
-        self._stale, self._view = False, view
+        view = self._session.view
+        self._move_to_new_map(frame)
+        self._session.view, self._engine_session = view, self._session
 
     def _view_of(self, picture: np.ndarray, frame_id: str) -> View:
-        size = picture.shape[1::-1]
-        if self._view is not None and self._view.size == size:
-            return self._view
+        size, view = picture.shape[1::-1], self._session.view
+        if view is not None and view.size == size:
+            return view
         return self._images.view(size, frame_id)
 
     def _refresh_engine(self) -> None:
-        if self._stale:
+        """Have the engine forget images of another map."""
+        if self._engine_session is not self._session:
             self._engine.reset()
-            self._stale = False
+            self._engine_session = self._session
 
     def _change_view(self, frame: Frame, view: View, network_size: tuple[int, int]) -> None:
         """Follow the size of the first image, or of a camera that changed its format."""
         width, height = view.size
-        if self._view is not None:
+        if self._session.view is not None:
             self._logger.warning(f'the image size changed to {width}x{height}: starting a new map')
-            self._start_new_map(frame)
+            self._move_to_new_map(frame)
             self._refresh_engine()
         if network_size != self.warm_up.size:
             self._logger.info(f'images are {width}x{height}: warming up again for their size')
             self._busy_since_s = None  # may take minutes, and is not an image that is stuck
             self._warm_up(*view.upright_size[::-1])
             self._busy_since_s = time.monotonic()
-        self._view = view
+        self._session.view = view
 
-    def _start_new_map(self, frame: Frame) -> None:
+    def _move_to_new_map(self, frame: Frame) -> None:
         """Turn to a new map that begins with the present image, unless a reset came since."""
         with self._outputs.lock:
-            if self._outputs.epoch != frame.epoch:
+            if self._outputs.current is not frame.session:
                 return
-            epoch = self._outputs.start_new_map()
-        self._held.remove(frame)
-        self._begin(epoch)
-        self._held.append(frame)
-        frame.epoch = self._epoch
+            session = self._start_map()
+        self._session.held.remove(frame)
+        self._turn_to(session)
+        session.held.append(frame)
+        frame.session = session
 
     def _flush(self) -> None:
         self._flushes.take()
@@ -343,39 +334,58 @@ class Worker:
             self._outputs.flush()
         finally:
             self._busy_since_s = None
-            self.waiting = len(self._held)
         self._flushes.answer(len(results))
 
     def _deliver(self, results: list[FrameResult]) -> None:
+        session = self._session
         for result in results:
-            self._deliver_one(self._view.restore(result))
-        if self.initialized:
-            self._initialized_s = min(self._initialized_s, time.monotonic())
-        self.progress = Progress.of(self._engine)
+            self._deliver_one(session.view.restore(result))
+        session.note_delivered()
+        session.progress = Progress.of(self._engine)
 
     def _deliver_one(self, result: FrameResult) -> None:
-        frame = result.tag
+        frame, session = result.tag, self._session
+        self._estimate_scale(frame, result)
         try:
-            pose = self.delivery.publish(result)
+            placement, scene = session.place(result)
+            self._outputs.publish_pose(frame, placement, scene)
         except Dropped as drop:
             if drop.reason == BAD_POSE:
-                self.trouble = str(drop)
+                session.trouble = str(drop)
             self._drop(frame, drop.reason, str(drop))
             return
-        self._held.remove(frame)
-        self._ledger.count_out(frame, frame.arrival_s < self._initialized_s)
-        self.initialized = True
+        session.held.remove(frame)
+        self._ledger.count_out(frame, frame.arrival_s < session.initialized_s)
+        session.is_initialized = True
+        jump = session.find_jump(frame, placement, scene)
+        if jump:
+            self._ledger.count_event(POSE_JUMP, jump)
         self.forward_ms = result.timings_ms['forward']
-        self.delivery.hand_over(result, pose)
+        self._outputs.publish_dense(frame, placement.frame)
+
+    def _estimate_scale(self, frame: Frame, result: FrameResult) -> None:
+        """Once the scale is certain, keep it for the rest of the map."""
+        session = self._session
+        found = session.estimate_scale(frame, result)
+        if found is not None:
+            fit, ratio = found
+            self._outputs.rescale(ratio, session.scale_origin)
+            self._logger.info(
+                f'scale is {fit}; map and path are rescaled, once: only ~/reset finds another'
+            )
+        elif session.scale_trouble:
+            self._logger.warning(
+                f'there is no scale yet: {session.scale_trouble}',
+                throttle_duration_sec=_SCALE_TROUBLE_SAID_EVERY_S,
+            )
 
     def _drop(self, frame: Frame, reason: str, why: str = '', kind: str = '') -> None:
-        self._held.remove(frame)
+        self._session.held.remove(frame)
         self._ledger.count_drop(reason, why, kind)
 
     def _drop_held(self, reason: str) -> None:
-        for frame in list(self._held):
+        for frame in list(self._session.held):
             self._drop(frame, reason)
-        self.waiting = 0
 
     def _on_error(self, error: Exception) -> None:
         if not self._loaded.done():
@@ -391,13 +401,14 @@ class Worker:
             throttle_duration_sec=_ERRORS_SAID_EVERY_S,
         )
         self._drop_held(WORKER_ERROR)
-        self._begin(self._outputs.start_new_map())
-        self.phase, self.trouble = SERVING, reason
+        self._session = self._start_map()
+        self._session.trouble = reason
+        self.phase = State.READY
         self._flushes.fail(error)
 
     def _release(self) -> None:
         self._drop_held(INACTIVE)
-        self.phase = ENDED
+        self.phase = State.ENDED
         self._flushes.close()
         self._engine = None
         if torch.cuda.is_available():

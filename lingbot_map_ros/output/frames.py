@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 from geometry_msgs.msg import Transform, TransformStamped
 from lingbot_map.mapping.map_frame import rotation_matrix
@@ -31,7 +32,7 @@ class FrameTree:
 
     def __init__(self, node, map_frame: str, only_static: bool = False):
         self.parents: dict[str, str] = {}  # child -> parent
-        self._static_parents: dict[str, str] = {}
+        self._received_s: dict[str, float] = {}  # when a parent was received; static ones last
         self._map_frame = map_frame
         self._buffer = Buffer()
         self._newest_ns: dict[str, int] = {}  # by child
@@ -42,14 +43,12 @@ class FrameTree:
     def close(self) -> None:
         self._listener.unregister()
 
-    def forget_rivals(self) -> None:
-        """Forget who moves frames that should be ours: they may have stopped."""
-        self.parents = dict(self._static_parents)
-
-    def rival_parent(self, child: str) -> str:
-        """Return the parent that somebody else has given to a frame, or ''."""
+    def rival_parent(self, child: str, since_s: float) -> str:
+        """Return the parent that somebody else has given to a frame since then, or ''."""
         parent = self.parents.get(child, self._map_frame)
-        return '' if parent == self._map_frame else parent
+        if parent == self._map_frame or self._received_s.get(child, -math.inf) < since_s:
+            return ''
+        return parent
 
     def mount(self, base: str, camera: str) -> np.ndarray:
         """Return T_base_camera (4, 4) of a camera that does not move on its robot."""
@@ -80,7 +79,7 @@ class FrameTree:
             if stamp_ns < self._newest_ns.get(told.child_frame_id, 0) - _JUMP_NS:
                 self._buffer.clear()
                 self._newest_ns.clear()
-                self.forget_rivals()
+                self._received_s = {c: s for c, s in self._received_s.items() if s == math.inf}
             newest_ns = self._newest_ns.get(told.child_frame_id, 0)
             self._newest_ns[told.child_frame_id] = max(newest_ns, stamp_ns)
 
@@ -90,8 +89,8 @@ class FrameTree:
             if child in self.parents and parent == self._map_frame:
                 continue  # perhaps our own, and no reason to forget the parent of somebody else
             self.parents[child] = parent
-            if is_static:
-                self._static_parents[child] = parent
+            if self._received_s.get(child) != math.inf:
+                self._received_s[child] = math.inf if is_static else time.monotonic()
 
 
 class _Listener(TransformListener):

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from lingbot_map.geometry import invert
 from lingbot_map.images.view import turn_rotation
-from lingbot_map.mapping.map_frame import ContinuousPoses, MapFrame, Pose
+from lingbot_map.mapping.map_frame import ContinuousPoses, MapFrame, MappedFrame, Pose
+from lingbot_map.streaming.frame import FrameResult
 from lingbot_map_ros.output.frames import FrameTree, NoTransform
 from lingbot_map_ros.parameters import NodeParams
 import numpy as np
@@ -18,7 +19,7 @@ ROBOT_MODES = ('map_to_base', 'map_to_odom')
 class Placement:
     """Where things were when an image was taken."""
 
-    camera: Pose
+    frame: MappedFrame
     body: Pose  # what odometry, pose and TF speak of: the robot in ROBOT_MODES, else the camera
     body_frame: str
     missing: str = ''  # why the body is not the robot, although it should be
@@ -79,9 +80,10 @@ class Placer:
             return False
         return True
 
-    def place(self, T_world_cam: np.ndarray, is_scaled: bool) -> Placement:
-        """Return the placement of a network pose; raise FloatingPointError if it is not finite."""
-        camera = body = self._frame.place(T_world_cam)
+    def place(self, result: FrameResult, is_scaled: bool) -> Placement:
+        """Return the placement of a result; raise FloatingPointError if it is not finite."""
+        frame = self._frame.place(result)
+        body = frame.camera
         if self._T_cam_body is not None:
-            body = self._track.pose(camera.T_map_body @ self._T_cam_body)
-        return Placement(camera, body, self._body_frame, self.missing, is_scaled)
+            body = self._track.pose(frame.camera.T_map_body @ self._T_cam_body)
+        return Placement(frame, body, self._body_frame, self.missing, is_scaled)

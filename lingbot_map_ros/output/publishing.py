@@ -1,15 +1,18 @@
-"""What goes out: poses at once from the worker, the rest from the publisher thread."""
+"""All publishers: poses are sent at once by the worker, the rest by the publisher thread."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 import threading
+import time
 
 from builtin_interfaces.msg import Time
 from geometry_msgs.msg import PoseStamped
+from lingbot_map.mapping.map_frame import MappedFrame
 from lingbot_map.mapping.map_store import MapStore
+from lingbot_map.mapping.points import PointFilter
+from lingbot_map.mapping.pose_quality import pose_covariance, Scene
 from lingbot_map_ros.frame import Dropped, Frame, INACTIVE, RESET
-from lingbot_map_ros.input.odometry import OdometryInput
 from lingbot_map_ros.output import conversions
 from lingbot_map_ros.output.frames import FrameTree
 from lingbot_map_ros.output.placing import Placement
@@ -41,29 +44,52 @@ class DepthOutput:
     confidence: np.ndarray | None  # (height, width)
 
 
+class PublishedMap:
+    """
+    Path and points of one map.
+
+    `lock` guards both. Whoever holds the lock of Outputs as well has taken that one first.
+    """
+
+    def __init__(self, number: int, params: NodeParams):
+        self.number = number
+        self.started_s = time.monotonic()
+        self.lock = threading.Lock()
+        self.trajectory = Trajectory(params.path.max_size)
+        self.points = MapStore(params.map.voxel_size, params.map.max_points)
+        self.points_stamp = Time()  # of the newest image whose points are in
+        # An empty map is sent only in place of the one before.
+        self.path_changed = self.points_changed = number > 0
+
+    def insert(self, stamp: Time, points: np.ndarray) -> None:
+        """Add points (N,) POINT_DTYPE of the image with this stamp."""
+        with self.lock:
+            self.points.insert(points)
+            self.points_stamp, self.points_changed = stamp, True
+
+    def rescale(self, ratio: float, origin: np.ndarray) -> None:
+        """Stretch path and points by `ratio`, away from the point `origin` (3,)."""
+        with self.lock:
+            self.trajectory.rescale(ratio, origin)
+            self.points.rescale(ratio, origin)
+            self.path_changed = self.points_changed = True
+
+
 class Outputs:
     """
     All publishers, from configure to cleanup.
 
-    `epoch` numbers the maps. Every publication is made under `lock` after comparing the epoch of
-    its frame, so nothing of an old map is sent once `start_new_map` has returned.
+    `current` is the map that is published. Every message is sent under `lock` and only if it
+    belongs to `current`, so nothing of an old map is sent once another one is there.
     """
 
-    def __init__(self, node, params: NodeParams):
+    def __init__(self, node, params: NodeParams, tree: FrameTree, first: PublishedMap):
         self.params = params
         self.lock = threading.RLock()
-        self.epoch = 0
         self.active = False
-        self.trajectory = Trajectory(params.path.max_size)
-        self.map_lock = threading.Lock()
-        self.map = MapStore(params.map.voxel_size, params.map.max_points)
-        self._path_changed = self._path_sent = False
-        self._map_changed = self._map_sent = False
-        self._map_stamp = Time()
-        self._node = node
-        self.tree = FrameTree(node, params.map_frame, only_static=params.tf_mode == 'off')
-        uses_odometry = params.scale_source == 'odometry'
-        self.odometry_input = OdometryInput(node) if uses_odometry else None
+        self.current = first
+        self._path_sent = self._map_sent = False
+        self._node, self._tree = node, tree
         self._create_publishers()
         self._thread = PublisherThread(
             params.queue == 'lossless', node.get_logger(), lambda: self.connected
@@ -74,7 +100,7 @@ class Outputs:
 
     def _create_publishers(self) -> None:
         self._publishers = []
-        self.transform = create_transform(self._node, self.tree, self.params, self)
+        self.transform = create_transform(self._node, self._tree, self.params, self)
         self._odometry_pub = self._publisher(Odometry, '~/odometry', _POSE_DEPTH)
         self._pose_pub = self._publisher(PoseStamped, '~/pose', _POSE_DEPTH)
         self._processed_pub = self._publisher(Header, '~/processed', _POSE_DEPTH)
@@ -116,21 +142,6 @@ class Outputs:
             self._node.destroy_publisher(publisher)
         if self.transform is not None:
             self.transform.close()
-        if self.odometry_input is not None:
-            self.odometry_input.close()
-        self.tree.close()
-
-    def start_new_map(self) -> int:
-        """Forget path and map; return the number of the new epoch."""
-        with self.lock, self.map_lock:  # in this order everywhere
-            self.tree.forget_rivals()
-            if self.transform is not None:
-                self.transform.forget()
-            self.epoch += 1
-            self.trajectory.clear()
-            self.map.clear()
-            self._path_changed = self._map_changed = True
-            return self.epoch
 
     def acknowledge(self, header: Header) -> None:
         """Say that the image with this header is finished with, whatever became of it."""
@@ -143,48 +154,70 @@ class Outputs:
     def rescale(self, ratio: float, origin: np.ndarray) -> None:
         """Stretch path and map by `ratio`, away from the point `origin` (3,)."""
         self._thread.drain()  # what waits has the old scale
-        with self.lock, self.map_lock:
-            self.trajectory.rescale(ratio, origin)
-            self.map.rescale(ratio, origin)
-            self._path_changed = self._map_changed = True
+        with self.lock:
+            self.current.rescale(ratio, origin)
 
-    def publish_pose(self, frame: Frame, placement: Placement, covariance: np.ndarray) -> None:
+    def publish_pose(self, frame: Frame, placement: Placement, scene: Scene) -> None:
         """
-        Send TF, odometry and pose, whose covariance is (6, 6).
+        Send TF, odometry and pose.
 
-        Raise Dropped for an old map or an inactive node.
+        :raises Dropped: the frame belongs to an old map, or the node is inactive.
         """
         header = frame.header(self.params.map_frame)
-        odometry = conversions.odometry(header, placement.body_frame, placement.body, covariance)
+        odometry = conversions.odometry(
+            header, placement.body_frame, placement.body, pose_covariance(scene)
+        )
         stamped = conversions.pose_stamped(header, placement.body)
         with self.lock:
-            if frame.epoch != self.epoch:
+            if frame.session is not self.current:
                 raise Dropped(RESET)
             if not self.active:
                 raise Dropped(INACTIVE)
             if self.transform is not None:
-                self.transform.send(frame.stamp_ns, placement)
+                self.transform.send(frame, placement)
             self._odometry_pub.publish(odometry)
             self._pose_pub.publish(stamped)
-            self.trajectory.append(stamped, placement.camera)
-            self._path_changed = True
+            with self.current.lock:
+                self.current.trajectory.append(stamped, placement.frame.camera)
+                self.current.path_changed = True
 
-    def wants_points(self, is_keyframe: bool) -> bool:
+    def publish_dense(self, frame: Frame, mapped: MappedFrame) -> None:
+        """Copy to the host what of points and depth is subscribed or kept, and publish it."""
+        wants_points = self._wants_points(mapped.is_keyframe)
+        wants_map = mapped.is_keyframe and self.params.map.voxel_size > 0
+        if wants_points or wants_map:
+            points = self._point_filter()(mapped)
+            if wants_points:
+                self.hand_points(frame, points)
+            if wants_map:
+                self.hand_map(frame, points)
+        self._publish_depth_if_wanted(frame, mapped)
+
+    def _point_filter(self) -> PointFilter:
+        params = self.params.points
+        return PointFilter(
+            params.min_confidence,
+            params.max_depth,
+            params.stride,
+            params.keep_percentile,
+            params.edge_threshold,
+        )
+
+    def _publish_depth_if_wanted(self, frame: Frame, mapped: MappedFrame) -> None:
+        depth = confidence = None
+        if self._depth_pub.get_subscription_count() > 0:
+            depth = mapped.depth.cpu().numpy()
+        if self._confidence_pub.get_subscription_count() > 0:
+            confidence = mapped.confidence.cpu().numpy()
+        info_wanted = self._depth_info_pub.get_subscription_count() > 0
+        if depth is not None or confidence is not None or info_wanted:
+            size = tuple(mapped.depth.shape[::-1])
+            self.hand_depth(frame, DepthOutput(size, mapped.network_intrinsics, depth, confidence))
+
+    def _wants_points(self, is_keyframe: bool) -> bool:
         return (
             is_keyframe or self.params.points.every_frame
         ) and self._points_pub.get_subscription_count() > 0
-
-    def wants_map(self, is_keyframe: bool) -> bool:
-        return is_keyframe and self.params.map.voxel_size > 0
-
-    def wants_depth(self) -> bool:
-        return self._depth_pub.get_subscription_count() > 0
-
-    def wants_confidence(self) -> bool:
-        return self._confidence_pub.get_subscription_count() > 0
-
-    def wants_depth_info(self) -> bool:
-        return self._depth_info_pub.get_subscription_count() > 0
 
     def hand_points(self, frame: Frame, points: np.ndarray) -> None:
         """Have points (N,) in the map frame published as the frame's cloud."""
@@ -192,14 +225,14 @@ class Outputs:
             'points',
             lambda: self._send(
                 self._points_pub,
-                frame.epoch,
+                frame.session,
                 conversions.cloud(frame.header(self.params.map_frame), points),
             ),
         )
 
     def hand_map(self, frame: Frame, points: np.ndarray) -> None:
         """Have points (N,) in the map frame added to the map."""
-        self._thread.hand('map', lambda: self._insert(frame, points))
+        self._thread.hand('map', lambda: frame.session.insert(frame.stamp, points))
 
     def hand_depth(self, frame: Frame, output: DepthOutput) -> None:
         self._thread.hand('depth', lambda: self._publish_depth(frame, output))
@@ -210,10 +243,10 @@ class Outputs:
         self._thread.hand('flush map', lambda: self._publish_map(always=True))
         self._thread.drain()
 
-    def _send(self, publisher, epoch: int, message) -> None:
+    def _send(self, publisher, of_map: PublishedMap, message) -> None:
         data = serialize_message(message)  # the slow part, outside of the lock
         with self.lock:
-            if epoch == self.epoch and self.active:
+            if of_map is self.current and self.active:
                 publisher.publish(data)
 
     def _publish_depth(self, frame: Frame, output: DepthOutput) -> None:
@@ -223,51 +256,44 @@ class Outputs:
             (self._confidence_pub, output.confidence),
         ):
             if values is not None:
-                self._send(publisher, frame.epoch, conversions.float_image(header, values))
+                self._send(publisher, frame.session, conversions.float_image(header, values))
         info = conversions.camera_info(header, output.K, output.size)
-        self._send(self._depth_info_pub, frame.epoch, info)
-
-    def _insert(self, frame: Frame, points: np.ndarray) -> None:
-        with self.map_lock:
-            if frame.epoch != self.epoch:
-                return
-            self.map.insert(points)
-            self._map_stamp = frame.stamp
-            self._map_changed = True
+        self._send(self._depth_info_pub, frame.session, info)
 
     def _publish_path(self, always: bool = False) -> None:
-        with self.lock:
-            poses = list(self.trajectory.newest)
+        published = self.current
+        with published.lock:
+            poses = list(published.trajectory.newest)
             # An emptied path replaces the latched one, or late subscribers would see the old map.
             wanted = (
                 always
                 or self._path_pub.get_subscription_count() > 0
                 or (self._path_sent and not poses)
             )
-            if not (wanted and self.active and (always or self._path_changed)):
+            if not (wanted and self.active and (always or published.path_changed)):
                 return
-            self._path_changed, self._path_sent, epoch = False, True, self.epoch
+            published.path_changed, self._path_sent = False, True
         header = Header(frame_id=self.params.map_frame)
         if poses:
             header.stamp = poses[-1].header.stamp
-        self._send(self._path_pub, epoch, conversions.path(header, poses))
+        self._send(self._path_pub, published, conversions.path(header, poses))
 
     def _publish_map(self, always: bool = False) -> None:
-        with self.map_lock:
-            epoch = self.epoch
+        published = self.current
+        with published.lock:
             wanted = (
                 always
                 or self._map_pub.get_subscription_count() > 0
-                or (self._map_sent and not len(self.map))
+                or (self._map_sent and not len(published.points))
             )
-            if not (wanted and self.active and (always or self._map_changed)):
+            if not (wanted and self.active and (always or published.points_changed)):
                 return
-            points = self.map.snapshot()
-            self._map_changed, self._map_sent = False, True
+            points = published.points.snapshot()
+            published.points_changed, self._map_sent = False, True
         header = Header(frame_id=self.params.map_frame)
         if len(points):
-            header.stamp = self._map_stamp
-        self._send(self._map_pub, epoch, conversions.cloud(header, points))
+            header.stamp = published.points_stamp
+        self._send(self._map_pub, published, conversions.cloud(header, points))
 
 
 def _latched() -> QoSProfile:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lingbot_map.cli import writable_folder
 from lingbot_map.mapping.export import write_pcd, write_ply, write_tum
-from lingbot_map_ros.output.publishing import Outputs
+from lingbot_map_ros.output.publishing import PublishedMap
 from lingbot_map_ros.parameter_spec import ParameterError
 
 
@@ -15,14 +15,14 @@ class NothingToSave(ValueError):
     """There is no content yet, and no file was written."""
 
 
-def save_map(outputs: Outputs, directory: str) -> list[Path]:
+def save_map(published: PublishedMap, directory: str) -> list[Path]:
     """
     Write the map as PLY and as PCD into `directory`, made if missing; return both files.
 
     NothingToSave; OSError: the directory or a file cannot be written.
     """
-    with outputs.map_lock:
-        points = outputs.map.snapshot()
+    with published.lock:
+        points = published.points.snapshot()
     if not len(points):
         raise NothingToSave('the map is empty, nothing was written')
     ply = _new_path(directory, 'map', 'ply')
@@ -32,10 +32,10 @@ def save_map(outputs: Outputs, directory: str) -> list[Path]:
     return [ply, pcd]
 
 
-def save_trajectory(outputs: Outputs, directory: str) -> list[Path]:
+def save_trajectory(published: PublishedMap, directory: str) -> list[Path]:
     """Write all poses of the map as TUM into `directory`, as `save_map` does."""
-    with outputs.lock:
-        stamps_ns, poses = outputs.trajectory.export()
+    with published.lock:
+        stamps_ns, poses = published.trajectory.export()
     if not poses:
         raise NothingToSave('there are no poses yet, nothing was written')
     path = _new_path(directory, 'trajectory', 'tum')
@@ -43,11 +43,11 @@ def save_trajectory(outputs: Outputs, directory: str) -> list[Path]:
     return [path]
 
 
-def autosave(outputs: Outputs, directory: str, logger) -> None:
+def autosave(published: PublishedMap, directory: str, logger) -> None:
     """Write map and trajectory, as far as there are any; log the files or the reason."""
     for save in (save_trajectory, save_map):
         try:
-            files = save(outputs, directory)
+            files = save(published, directory)
         except NothingToSave as error:
             logger.info(f'autosave: {error}')
         except OSError as error:

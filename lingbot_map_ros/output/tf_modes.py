@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 import time
 
 from lingbot_map.geometry import invert
 from lingbot_map.mapping.map_frame import ContinuousPoses, Pose
-from lingbot_map_ros.frame import to_stamp
+from lingbot_map_ros.frame import Frame, to_stamp
 from lingbot_map_ros.output.conversions import transform
 from lingbot_map_ros.output.frames import FrameTree, NoTransform
 from lingbot_map_ros.output.placing import Placement
@@ -45,27 +46,24 @@ class MapTransform:
         """Say why the transform is not what it should be, or ''."""
         return '; '.join(list(self._troubles.values()))
 
-    def send(self, stamp_ns: int, placement: Placement) -> None:
+    def send(self, frame: Frame, placement: Placement) -> None:
         """Take the placement of the next image; to be called with the lock of the outputs."""
         if placement.missing:
             self._complain('mount', _without_mount(placement.missing))
             return
         self._resolve('mount')
         if placement.is_scaled:  # a transform of another scale could not be taken back
-            self._take(stamp_ns, placement)
+            self._take(frame, placement)
 
-    def _take(self, stamp_ns: int, placement: Placement) -> None:
+    def _take(self, frame: Frame, placement: Placement) -> None:
         raise NotImplementedError
-
-    def forget(self) -> None:
-        """Send nothing more of the present map."""
 
     def close(self) -> None:
         self._node.destroy_publisher(self._broadcaster.pub_tf)
 
-    def _send(self, stamp_ns: int, child: str, pose: Pose) -> None:
-        """Send a transform, unless its frame has a parent or its stamp is an old one."""
-        parent = self._tree.rival_parent(child)
+    def _send(self, stamp_ns: int, child: str, pose: Pose, since_s: float) -> None:
+        """Send a transform, unless its frame got another parent or its stamp is an old one."""
+        parent = self._tree.rival_parent(child, since_s)
         if parent:
             self._complain(
                 'rival',
@@ -106,8 +104,46 @@ class MapTransform:
 class ImageTransform(MapTransform):
     """Places the camera or the robot, with the stamp of each image."""
 
-    def _take(self, stamp_ns: int, placement: Placement) -> None:
-        self._send(stamp_ns, placement.body_frame, placement.body)
+    def _take(self, frame: Frame, placement: Placement) -> None:
+        since_s = frame.session.started_s
+        self._send(frame.stamp_ns, placement.body_frame, placement.body, since_s)
+
+
+class Correction:
+    """Where odom is in one map, from images for whose time odom -> base is known."""
+
+    def __init__(self, of_map):
+        self.of_map = of_map  # PublishedMap
+        self.pose: Pose | None = None
+        self.found_ns = 0  # when `pose` was found, by the node's clock
+        self.since_s = time.monotonic()  # since then no image could be used
+        self.waiting: deque[tuple[int, np.ndarray]] = deque(maxlen=_MAX_WAITING)
+        self._track = ContinuousPoses()
+
+    def add(self, stamp_ns: int, T_map_base: np.ndarray) -> None:
+        if not self.waiting:
+            self.since_s = time.monotonic()
+        self.waiting.append((stamp_ns, T_map_base))
+
+    def correct(self, lookup: Callable[[int], np.ndarray], now_ns: int) -> str:
+        """
+        Use the newest image whose odom -> base `lookup` knows by now.
+
+        Return why none could be used, '' if one was or none waits.
+        """
+        reason = ''
+        for stamp_ns, T_map_base in reversed(self.waiting):
+            try:
+                T_odom_base = lookup(stamp_ns)
+            except NoTransform as error:
+                reason = reason or str(error)
+                continue
+            self.pose = self._track.pose(T_map_base @ invert(T_odom_base))
+            while self.waiting and self.waiting[0][0] <= stamp_ns:
+                self.waiting.popleft()
+            self.since_s, self.found_ns = time.monotonic(), now_ns
+            return ''
+        return reason
 
 
 class OdomTransform(MapTransform):
@@ -115,18 +151,14 @@ class OdomTransform(MapTransform):
     Places the frame of the robot's odometry, so that odom -> base leads to where the robot is.
 
     The newest transform is sent again and again at `tf_rate`, and stamped `transform_tolerance`
-    ahead: whoever asks for the present time shall find it. `outputs` has the lock, `active` and
-    the present parameters.
+    ahead: whoever asks for the present time shall find it. `outputs` has the lock, `active`, the
+    current map and the present parameters.
     """
 
     def __init__(self, node, tree: FrameTree, params: NodeParams, outputs):
         super().__init__(node, tree, params)
         self._outputs = outputs
-        self._waiting: deque[tuple[int, np.ndarray]] = deque(maxlen=_MAX_WAITING)
-        self._waiting_since_s = float('inf')
-        self._pose: Pose | None = None  # of odom in the map
-        self._corrected_ns = 0  # when that was found, by the node's clock
-        self._track = ContinuousPoses()
+        self._correction = Correction(None)
         self._clock_ns, self._clock_since_s = -1, 0.0  # what it showed, and since when
         self._looked_s = 0.0
         # The node's clock: at a faster simulated time it has to be sent more often.
@@ -134,10 +166,10 @@ class OdomTransform(MapTransform):
             1 / params.tf_rate, self._tick, MutuallyExclusiveCallbackGroup()
         )
 
-    def _take(self, stamp_ns: int, placement: Placement) -> None:
-        if not self._waiting:
-            self._waiting_since_s = time.monotonic()
-        self._waiting.append((stamp_ns, placement.body.T_map_body))
+    def _take(self, frame: Frame, placement: Placement) -> None:
+        if self._correction.of_map is not frame.session:
+            self._correction = Correction(frame.session)
+        self._correction.add(frame.stamp_ns, placement.body.T_map_body)
         self._look_at_clock()
 
     def _look_at_clock(self) -> None:
@@ -156,10 +188,6 @@ class OdomTransform(MapTransform):
                 '--clock), or set use_sim_time to false',
             )
 
-    def forget(self) -> None:
-        self._waiting.clear()
-        self._pose = None
-
     def close(self) -> None:
         self._node.destroy_timer(self._timer)
         super().close()
@@ -167,36 +195,28 @@ class OdomTransform(MapTransform):
     def _tick(self) -> None:
         self._timer.timer_period_ns = int(_NS / self._outputs.params.tf_rate)
         with self._outputs.lock:
-            if self._outputs.active:
+            if self._outputs.active and self._correction.of_map is self._outputs.current:
                 self._correct()
                 self._rebroadcast()
 
     def _correct(self) -> None:
-        """Take the newest image for whose time odom -> base is known by now."""
-        reason = ''
-        for stamp_ns, T_map_base in reversed(self._waiting):
-            try:
-                T_odom_base = self._tree.lookup(
-                    self._params.odom_frame, self._params.base_frame, stamp_ns
-                )
-            except NoTransform as error:
-                reason = reason or str(error)
-                continue
-            self._pose = self._track.pose(T_map_base @ invert(T_odom_base))
-            while self._waiting and self._waiting[0][0] <= stamp_ns:
-                self._waiting.popleft()
-            self._waiting_since_s = time.monotonic()
-            self._corrected_ns = self._node.get_clock().now().nanoseconds
-            self._resolve('odom')
+        correction, params = self._correction, self._params
+        if not correction.waiting:
             return
-        if self._waiting and time.monotonic() - self._waiting_since_s > _PATIENCE_S:
+        reason = correction.correct(
+            lambda stamp_ns: self._tree.lookup(params.odom_frame, params.base_frame, stamp_ns),
+            self._node.get_clock().now().nanoseconds,
+        )
+        if not reason:
+            self._resolve('odom')
+        elif time.monotonic() - correction.since_s > _PATIENCE_S:
             self._complain('odom', self._without_odometry(reason))
 
     def _without_odometry(self, reason: str) -> str:
         params = self._params
         pair = f"'{params.odom_frame}' -> '{params.base_frame}'"
         effect = f"'{params.map_frame}' -> '{params.odom_frame}' stays as it was"
-        if self._pose is None:
+        if self._correction.pose is None:
             effect = 'no TF is published, only odometry and pose'
         return (
             f'no transform {pair} at the time of the images: {effect}; have the robot publish it, '
@@ -204,14 +224,16 @@ class OdomTransform(MapTransform):
         )
 
     def _rebroadcast(self) -> None:
-        now_ns = self._node.get_clock().now().nanoseconds
-        if self._pose is None or now_ns <= 0:
+        now_ns, correction = self._node.get_clock().now().nanoseconds, self._correction
+        if correction.pose is None or now_ns <= 0:
             return
-        if now_ns < self._corrected_ns - self._late_ns:
-            self.forget()  # time has jumped back: that pose is of another pass
+        if now_ns < correction.found_ns - self._late_ns:
+            # Time has jumped back: that pose is of another pass.
+            self._correction = Correction(correction.of_map)
             return
-        tolerance_ns = int(self._params.transform_tolerance * _NS)
-        self._send(now_ns + tolerance_ns, self._params.odom_frame, self._pose)
+        stamp_ns = now_ns + int(self._params.transform_tolerance * _NS)
+        since_s = correction.of_map.started_s
+        self._send(stamp_ns, self._params.odom_frame, correction.pose, since_s)
 
 
 def create_transform(node, tree: FrameTree, params: NodeParams, outputs) -> MapTransform | None:

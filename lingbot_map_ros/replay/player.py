@@ -168,7 +168,8 @@ class Player(Node):
         T_body_cam = [mounts[self._bodies[stamp]] for stamp in stamps]
         T_map_cam = T_map_body @ np.array(T_body_cam).reshape(-1, 4, 4)
         if self._is_rescaled:  # what was heard before the scale was found is in another unit
-            kept = dict(zip(*self._target.pipeline.outputs.trajectory.export(), strict=True))
+            trajectory = self._target.pipeline.outputs.current.trajectory
+            kept = dict(zip(*trajectory.export(), strict=True))
             T_map_cam = np.array([kept.get(s, T) for s, T in zip(stamps, T_map_cam, strict=True)])
         return stamps, T_map_cam.reshape(-1, 4, 4)
 

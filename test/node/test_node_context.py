@@ -3,6 +3,7 @@
 import threading
 
 from fake_engine import FakeEngine, Gate
+from lingbot_map_ros.mapping.map_session import State
 from lingbot_map_ros.node import LingbotMapNode
 from lingbot_map_ros.rclpy_fixes import NodeExecutor
 from node_rig import image
@@ -44,7 +45,7 @@ def close(node, spinner):
 def test_the_worker_ends_and_counts_what_it_leaves(busy, capfd):
     gate = Gate(at=3 if busy else 0)
     node, spinner = spin(lambda params: FakeEngine(params, before_push=gate))
-    while node.pipeline is None or node.pipeline.state() != 'WAITING_FOR_IMAGES':
+    while node.pipeline is None or node.pipeline.state() is not State.WAITING_FOR_IMAGES:
         assert not node.leaving.wait(0.02)
     pipeline = node.pipeline
     if busy:

@@ -58,7 +58,7 @@ def test_clouds_that_wait_to_be_published_do_not_survive_a_reset():
         assert rig.call('reset').success
         opened.set()
         rig.call('flush')
-        assert len(outputs.map) == 0
+        assert len(rig.node.pipeline.session.points) == 0
         rig.send(2.0)
         rig.wait_for('points', 1)
         assert rig.stamps('points') == [2]

@@ -96,7 +96,7 @@ def soak(rig, count, rng):
         if i % IN_FLIGHT == 0:
             rig.wait(lambda i=i: rig.counts().received == i + 1 and rig.counts().waiting == 0)
         if (i + 1) % (count // CHECKPOINTS) == 0:
-            noted.append(memory(rig.node.pipeline.outputs.trajectory))
+            noted.append(memory(rig.node.pipeline.session.trajectory))
     return dropped, np.array(noted)
 
 
@@ -121,7 +121,7 @@ def check(count, resident_mib, held_mib, objects):
         rig.wait_counts(count, count - sum(dropped.values()), **dropped)
         counts = rig.counts()
         assert rig.call('flush').success  # the publisher thread may be within an update of the map
-        assert len(rig.node.pipeline.outputs.map) <= 5000
+        assert len(rig.node.pipeline.session.points) <= 5000
         LOGGER.info('in %d = out %d + dropped %s', counts.received, counts.out, counts.dropped)
         for name, values in zip(('resident', 'held', 'objects'), noted.T, strict=True):
             LOGGER.info('%s: %s', name, ' '.join(f'{value:.2f}' for value in values))
@@ -129,7 +129,7 @@ def check(count, resident_mib, held_mib, objects):
         assert (half.max(axis=0) - half[0] < (resident_mib, held_mib, objects)).all(), noted
         # A leak shows in every step; what glibc keeps of one busy moment shows in a single one.
         assert np.median(np.diff(half[:, 0])) < 0.1, noted
-        check_trajectory(rig.node.pipeline.outputs.trajectory)
+        check_trajectory(rig.node.pipeline.session.trajectory)
         assert rig.state() == 'TRACKING'
 
 

@@ -11,6 +11,7 @@ from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticArray
 from fake_engine import FakeEngine
 from geometry_msgs.msg import PoseStamped
+from lingbot_map_ros.diagnostics import state_text
 from lingbot_map_ros.node import LingbotMapNode
 from lingbot_map_ros.rclpy_fixes import NodeExecutor
 from nav_msgs.msg import Odometry, Path
@@ -160,7 +161,7 @@ class Rig:
         assert (counts.received, counts.out, counts.dropped) == (received, out, dropped)
 
     def state(self) -> str:
-        return self.node.pipeline.state()
+        return state_text(self.node.pipeline)
 
     def stamps(self, topic: str) -> list[float]:
         return [stamp_s(message) for message in self.heard[topic]]
@@ -191,7 +192,7 @@ def running(topics: tuple[str, ...] = (), autostart: bool = True, engine=None, *
         spinner.start()
     try:
         if autostart:
-            rig.wait(lambda: rig.node.pipeline and rig.state() == 'WAITING_FOR_IMAGES')
+            rig.wait(lambda: rig.node._image_topic and rig.state() == 'WAITING_FOR_IMAGES')
             rig.wait_connected()
         yield rig
     finally:

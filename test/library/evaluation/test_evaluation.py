@@ -135,7 +135,7 @@ def test_masked_pixels_become_no_points():
     placed = []
     viewing = Viewing(mask=load_mask('0,0,0,14'))
     run_recording(fake(), pictures(2), viewing=viewing, consumers=[placed.append])
-    points = PointFilter()(placed[0].result, placed[0].T_map_cam)
+    points = PointFilter()(placed[0].frame)
     assert len(points) == 28 * 56
 
 
@@ -165,7 +165,7 @@ def test_colmap_model_projects_the_map_into_its_images(tmp_path):
     """Points of the first image, projected by what the files say, land on their own pixels."""
     model, placed = ColmapModel(tmp_path / 'colmap'), []
     run_recording(fake(), pictures(5, height=84, width=112), 2.0, consumers=[model, placed.append])
-    model.write(PointFilter(stride=7)(placed[0].result, placed[0].T_map_cam, 2.0))
+    model.write(PointFilter(stride=7)(placed[0].frame))
     cameras, poses, points = read_colmap(tmp_path / 'colmap')
     assert list(poses) == [f'{s}.000000000.jpg' for s in (1, 2, 3, 5)]  # keyframes
     (w, x, y, z, *t), camera = poses['1.000000000.jpg']
@@ -183,7 +183,7 @@ def test_colmap_model_projects_the_map_into_its_images(tmp_path):
 
 @pytest.mark.parametrize('form', ['png', 'npz'])
 def test_depth_of_keyframes(tmp_path, form):
-    export = DepthExport(tmp_path / 'depth', form, 1.5)
+    export = DepthExport(tmp_path / 'depth', form)
     run_recording(fake(), pictures(4), 1.5, consumers=[export])
     export.write()
     files = sorted(f.name for f in (tmp_path / 'depth').iterdir())
@@ -217,7 +217,7 @@ def test_the_same_input_gives_the_same_bytes(device):
         for engine in (used, used, tiny_engine(device)):  # again, and afresh
             clouds = []
             run, _ = run_recording(
-                engine, images, consumers=[lambda p, c=clouds: c.append(p.result.depth.cpu())]
+                engine, images, consumers=[lambda p, c=clouds: c.append(p.frame.depth.cpu())]
             )
             depths.append(torch.stack(clouds).numpy().tobytes())
             trajectories.append(run.T_map_cam.tobytes())

@@ -12,6 +12,7 @@ from lingbot_map.images.view import (
 from lingbot_map.mapping.points import PointFilter
 from lingbot_map.streaming.frame import FrameResult
 from lingbot_map.streaming.preprocess import crop_map
+from mapped import mapped
 import numpy as np
 import pytest
 import torch
@@ -69,7 +70,7 @@ def test_turned_back_points_are_where_they_were_in_the_world(degrees):
     turned = result()
     back = turn_back(turned, degrees)
     choose = PointFilter()
-    there, here = (choose(r, r.T_world_cam) for r in (turned, back))
+    there, here = (choose(mapped(r, r.T_world_cam)) for r in (turned, back))
     assert len(here) == turned.depth.numel()
     keys = ['rgb', 'confidence']
     there, here = np.sort(there, order=keys), np.sort(here, order=keys)

@@ -10,6 +10,7 @@ from lingbot_map.mapping.points import PointFilter
 from lingbot_map.models.gct_stream import GCTStream
 from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map.streaming.preprocess import resize_pillow
+from mapped import mapped
 import numpy as np
 from PIL import Image as Picture
 import pytest
@@ -103,7 +104,7 @@ def test_no_network_pixel_that_a_masked_pixel_has_a_part_in_becomes_a_point(degr
     blocks = turn_picture(seen.astype(np.uint8), degrees).reshape(42, 2, 28, 2).all(axis=(1, 3))
     kept = np.isfinite(turn_picture(restored.depth.numpy(), degrees))
     np.testing.assert_array_equal(kept, blocks[7:35])
-    assert len(PointFilter()(restored, restored.T_world_cam)) == kept.sum() > 100
+    assert len(PointFilter()(mapped(restored, restored.T_world_cam))) == kept.sum() > 100
 
 
 def test_what_the_lens_never_showed_is_masked_too():
@@ -145,7 +146,7 @@ def test_points_project_to_the_raw_pixels_that_they_were_seen_in(degrees, model)
     seen = result(upright, target=round(upright[0] / 14) * 14)
     seen = replace(seen, rgb=torch.from_numpy(resize_pillow(prepared, seen.mapping).copy()))
     restored = view.restore(seen)
-    points = PointFilter()(restored, np.eye(4))  # in the rectified camera's frame
+    points = PointFilter()(mapped(restored))  # in the rectified camera's frame
     assert len(points) > 0.5 * restored.depth.numel()
     x, y = distort(model, DISTORTIONS[model], points['x'] / points['z'], points['y'] / points['z'])
     raw_u, raw_v = K[0, 0] * x + K[0, 2], K[1, 1] * y + K[1, 2]

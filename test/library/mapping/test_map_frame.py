@@ -27,7 +27,7 @@ def matrix_of(q_xyzw):
 
 
 def test_first_camera_is_the_origin_and_looks_along_x():
-    pose = MapFrame(1.0).place(turned())
+    pose = MapFrame(1.0).pose(turned())
     np.testing.assert_allclose(pose.T_map_body[:3, 3], 0, atol=1e-12)
     np.testing.assert_allclose(pose.T_map_body @ (0, 0, 2, 1), (2, 0, 0, 1), atol=1e-12)
     np.testing.assert_allclose(pose.T_map_body @ (1, 0, 0, 1), (0, -1, 0, 1), atol=1e-12)
@@ -36,19 +36,19 @@ def test_first_camera_is_the_origin_and_looks_along_x():
 
 def test_moving_along_the_optical_axis_is_moving_along_x():
     frame = MapFrame(1.0)
-    positions = [frame.place(straight(index)).T_map_body[:3, 3] for index in range(4)]
+    positions = [frame.pose(straight(index)).T_map_body[:3, 3] for index in range(4)]
     np.testing.assert_allclose(positions, [(i, 0, 0) for i in range(4)], atol=1e-12)
 
 
 def test_transform_then_inverse_is_identity():
-    T = MapFrame(1.0).place(straight(3)).T_map_body
+    T = MapFrame(1.0).pose(straight(3)).T_map_body
     np.testing.assert_allclose(T @ invert(T), np.eye(4), atol=1e-12)
 
 
 def test_scale_stretches_positions_and_leaves_rotations():
     plain, scaled = MapFrame(1.0), MapFrame(2.5)
-    plain.place(turned()), scaled.place(turned())
-    a, b = plain.place(straight(2)), scaled.place(straight(2))
+    plain.pose(turned()), scaled.pose(turned())
+    a, b = plain.pose(straight(2)), scaled.pose(straight(2))
     np.testing.assert_allclose(b.T_map_body[:3, 3], 2.5 * a.T_map_body[:3, 3])
     np.testing.assert_array_equal(b.q_xyzw, a.q_xyzw)
 
@@ -68,7 +68,7 @@ def test_quaternion_sign_is_continuous_over_two_turns():
     for angle in np.linspace(0, 4 * np.pi, 200):
         T = np.eye(4)
         T[:3, :3] = rotation((0.2, 1.0, 0.1), angle)
-        q_xyzw = frame.place(T).q_xyzw
+        q_xyzw = frame.pose(T).q_xyzw
         if previous is not None:
             assert np.abs(q_xyzw - previous).max() < 0.05
         previous = q_xyzw
@@ -80,8 +80,8 @@ def test_a_pose_that_is_not_finite_is_refused_and_forgotten(bad):
     broken = turned()
     broken[0, 3] = bad
     with pytest.raises(FloatingPointError):
-        frame.place(broken)
-    np.testing.assert_allclose(frame.place(straight(5)).T_map_body[:3, 3], 0, atol=1e-12)
+        frame.pose(broken)
+    np.testing.assert_allclose(frame.pose(straight(5)).T_map_body[:3, 3], 0, atol=1e-12)
 
 
 def test_rotations_of_half_precision_give_true_ones_with_signs_that_do_not_jump():
@@ -92,7 +92,7 @@ def test_rotations_of_half_precision_give_true_ones_with_signs_that_do_not_jump(
         T = np.eye(4)
         rounded = torch.from_numpy(rotation(axis, angle)).bfloat16()
         T[:3, :3] = rounded.double().numpy()
-        pose = frame.place(T)
+        pose = frame.pose(T)
         R, q_xyzw = pose.T_map_body[:3, :3], pose.q_xyzw
         assert np.isfinite(pose.T_map_body).all()
         np.testing.assert_allclose(R @ R.T, np.eye(3), atol=1e-12)
@@ -107,11 +107,11 @@ def test_a_known_first_pose_stays_where_it_is_whatever_the_scale():
     T_map_first = np.eye(4)
     T_map_first[:3, :3], T_map_first[:3, 3] = rotation((0.1, 1.0, 0.0), 0.4), (0.2, -0.1, 0.5)
     frame = MapFrame(3.0, T_map_first=T_map_first)
-    first, second = frame.place(turned()).T_map_body, frame.place(straight(2)).T_map_body
+    first, second = frame.pose(turned()).T_map_body, frame.pose(straight(2)).T_map_body
     np.testing.assert_allclose(first, T_map_first, atol=1e-12)
     np.testing.assert_allclose(second, T_map_first @ translation(0, 0, 6), atol=1e-12)
     frame.scale = 1.0
-    again = frame.place(straight(2)).T_map_body
+    again = frame.pose(straight(2)).T_map_body
     np.testing.assert_allclose(again, T_map_first @ translation(0, 0, 2), atol=1e-12)
     np.testing.assert_allclose(frame.origin, T_map_first[:3, 3])
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from lingbot_map.mapping.points import POINT_DTYPE, PointFilter
 from lingbot_map.streaming.frame import FrameResult
 from lingbot_map.streaming.preprocess import PixelMap
+from mapped import mapped
 import numpy as np
 import pytest
 import torch
@@ -71,12 +72,12 @@ def assert_same_points(points, expected):
 def test_all_pixels_in_row_order(stride):
     result = random_frame()
     expected = reference(result, T_MAP_CAM, 1.0, stride, lambda z, c: True)
-    assert_same_points(PointFilter(stride=stride)(result, T_MAP_CAM), expected)
+    assert_same_points(PointFilter(stride=stride)(mapped(result, T_MAP_CAM)), expected)
 
 
 def test_thresholds_and_scale():
     result = random_frame(seed=1)
-    points = PointFilter(min_confidence=1.4, max_depth=4.0)(result, T_MAP_CAM, scale=2.0)
+    points = PointFilter(min_confidence=1.4, max_depth=4.0)(mapped(result, T_MAP_CAM, scale=2.0))
     expected = reference(result, T_MAP_CAM, 2.0, 1, lambda z, c: c >= np.float32(1.4) and z <= 4.0)
     assert 0 < len(expected) < result.depth.numel()
     assert_same_points(points, expected)
@@ -92,7 +93,7 @@ def test_one_forward_point_lies_forward_in_the_map():
     depth[3, 4] = 2.0  # the principal point
     rgb = torch.zeros(6, 8, 3, dtype=torch.uint8)
     rgb[3, 4] = torch.tensor([255, 128, 1], dtype=torch.uint8)
-    (point,) = PointFilter()(frame(depth, rgb=rgb), T_MAP_CAM)
+    (point,) = PointFilter()(mapped(frame(depth, rgb=rgb), T_MAP_CAM))
     assert (point['x'], point['y'], point['z']) == pytest.approx((12.0, 20.0, 30.0))
     assert point['rgb'] == 0xFF8001
 
@@ -101,7 +102,7 @@ def test_depth_that_is_no_depth_makes_no_point():
     depth = torch.ones(6, 8)
     bad = [float('nan'), float('inf'), -float('inf'), 0.0, -1.0]
     depth[0, :5] = torch.tensor(bad)
-    points = PointFilter()(frame(depth), np.eye(4))
+    points = PointFilter()(mapped(frame(depth), np.eye(4)))
     assert len(points) == 48 - len(bad)
     assert np.isfinite(points['x']).all() and (points['z'] == 1.0).all()
 
@@ -109,18 +110,18 @@ def test_depth_that_is_no_depth_makes_no_point():
 def test_nan_confidence_makes_no_point():
     confidence = torch.ones(6, 8)
     confidence[2, 2] = float('nan')
-    assert len(PointFilter()(frame(torch.ones(6, 8), confidence), np.eye(4))) == 47
+    assert len(PointFilter()(mapped(frame(torch.ones(6, 8), confidence), np.eye(4)))) == 47
 
 
 def test_nothing_left_is_an_empty_cloud():
-    points = PointFilter(min_confidence=1e6)(random_frame(), T_MAP_CAM)
+    points = PointFilter(min_confidence=1e6)(mapped(random_frame(), T_MAP_CAM))
     assert points.shape == (0,) and points.dtype == POINT_DTYPE
 
 
 def test_the_frame_is_not_changed():
     result = random_frame()
     before = result.depth.clone(), result.confidence.clone(), result.network_intrinsics.copy()
-    PointFilter(stride=2, max_depth=1.0)(result, T_MAP_CAM, scale=3.0)
+    PointFilter(stride=2, max_depth=1.0)(mapped(result, T_MAP_CAM, scale=3.0))
     assert torch.equal(result.depth, before[0]) and torch.equal(result.confidence, before[1])
     np.testing.assert_array_equal(result.network_intrinsics, before[2])
 
@@ -156,7 +157,7 @@ def four_pixels(confidence):
     ],
 )
 def test_confidence_is_absolute_and_the_percentile_of_the_frame(options, kept):
-    points = PointFilter(**options)(four_pixels([4.0, 1.0, 3.0, 2.0]), np.eye(4))
+    points = PointFilter(**options)(mapped(four_pixels([4.0, 1.0, 3.0, 2.0]), np.eye(4)))
     assert sorted(points['confidence']) == kept
     assert points.dtype == POINT_DTYPE
 
@@ -165,10 +166,12 @@ def test_the_percentile_counts_valid_pixels_only_and_of_none_keeps_none():
     result = four_pixels([4.0, 1.0, 3.0, 2.0])
     depth = result.depth.clone()
     depth[0, 0], depth[1, 1] = torch.nan, -1.0
-    points = PointFilter(keep_percentile=50.0)(replace(result, depth=depth), np.eye(4))
+    points = PointFilter(keep_percentile=50.0)(mapped(replace(result, depth=depth), np.eye(4)))
     assert list(points['confidence']) == [3]
     nothing = replace(result, depth=torch.full((2, 2), torch.nan))
-    assert len(PointFilter(keep_percentile=50.0, edge_threshold=0.1)(nothing, np.eye(4))) == 0
+    assert (
+        len(PointFilter(keep_percentile=50.0, edge_threshold=0.1)(mapped(nothing, np.eye(4)))) == 0
+    )
 
 
 @pytest.mark.parametrize('stride', [1, 2])
@@ -177,7 +180,7 @@ def test_pixels_at_a_step_in_depth_are_dropped_and_slopes_and_holes_stay(stride)
     depth[:, 6:] = 3.0  # a step between columns 5 and 6
     depth[:, 8:] += 0.05 * torch.arange(4)
     depth[2, 1] = torch.nan
-    points = PointFilter(edge_threshold=0.2, stride=stride)(frame(depth), np.eye(4))
+    points = PointFilter(edge_threshold=0.2, stride=stride)(mapped(frame(depth), np.eye(4)))
     expected = reference(frame(depth), np.eye(4), 1.0, stride, lambda z, c: z == z)
     at_step = np.isin(np.arange(12), (5, 6))
     columns = np.tile(np.arange(0, 12, stride), len(range(0, 6, stride)))
@@ -194,7 +197,7 @@ def test_a_gpu_packs_the_same_points(settings):
     here = random_frame(height=60, width=81)
     there = replace(here, depth=here.depth.cuda(), confidence=here.confidence.cuda(),
                     rgb=here.rgb.cuda())  # fmt: skip
-    expected, points = (PointFilter(**settings)(r, T_MAP_CAM, 1.5) for r in (here, there))
+    expected, points = (PointFilter(**settings)(mapped(r, T_MAP_CAM, 1.5)) for r in (here, there))
     assert len(points) and np.array_equal(points['rgb'], expected['rgb'])
     for name in ('x', 'y', 'z', 'confidence'):
         np.testing.assert_allclose(points[name], expected[name], rtol=1e-5, atol=1e-5)

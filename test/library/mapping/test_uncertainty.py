@@ -9,6 +9,7 @@ from lingbot_map.mapping.pose_quality import (
     Scene,
     UNKNOWN_VARIANCE,
 )
+from mapped import mapped
 import numpy as np
 import pytest
 from test_points import random_frame
@@ -20,7 +21,7 @@ def test_the_scene_is_that_of_valid_pixels_only():
     depth, confidence = result.depth.clone(), result.confidence.clone()
     depth[0, 0], depth[4, 4], depth[8, 8] = torch.nan, 0.0, torch.inf
     confidence[12, 12] = torch.nan
-    scene = look_at(replace(result, depth=depth, confidence=confidence))
+    scene = look_at(mapped(replace(result, depth=depth, confidence=confidence)))
     valid = [
         (float(depth[v, u]), float(confidence[v, u]))
         for v in range(0, 24, 4)
@@ -34,22 +35,22 @@ def test_the_scene_is_that_of_valid_pixels_only():
 
 
 def test_the_covariance_follows_the_documented_formula():
-    covariance = pose_covariance(Scene(depth=3.0, confidence=4.0), scale=2.0)
+    covariance = pose_covariance(Scene(depth=6.0, confidence=4.0))
     expected = np.diag([(0.05 * 6) ** 2] * 3 + [0.05**2] * 3)
     np.testing.assert_allclose(covariance, expected)
-    surer = pose_covariance(Scene(depth=3.0, confidence=8.0), scale=2.0)
+    surer = pose_covariance(Scene(depth=6.0, confidence=8.0))
     np.testing.assert_allclose(surer, expected / 4)
 
 
 @pytest.mark.parametrize('scene', [Scene(np.nan, np.nan), Scene(1.0, 0.0), Scene(1e300, 1e-300)])
 def test_what_is_not_known_has_a_huge_variance_and_no_nan(scene):
-    covariance = pose_covariance(scene, 1.0)
+    covariance = pose_covariance(scene)
     np.testing.assert_array_equal(covariance, np.diag([UNKNOWN_VARIANCE] * 6))
 
 
 def test_a_frame_without_depth_has_no_known_scene():
     result = random_frame()
-    scene = look_at(replace(result, depth=torch.full_like(result.depth, torch.nan)))
+    scene = look_at(mapped(replace(result, depth=torch.full_like(result.depth, torch.nan))))
     assert np.isnan([scene.depth, scene.confidence]).all()
 
 

@@ -197,7 +197,7 @@ def test_camera_info_at_another_rate_changes_nothing(capfd):
         rig.wait_counts(5, 5)
         for seen in rig.engine.pictures:
             np.testing.assert_array_equal(seen, rectified())
-        assert rig.node.pipeline.outputs.epoch == 0
+        assert rig.node.pipeline.session.number == 0
     assert NEXT_MAP not in capfd.readouterr().err
 
 
@@ -269,4 +269,4 @@ def test_another_image_size_begins_a_map_with_the_camera_info_for_it():
         rig.wait_counts(2, 2)
         np.testing.assert_array_equal(rig.engine.pictures[1], large)
         assert rig.diagnostic('camera_info') == 'used'
-        assert rig.node.pipeline.outputs.epoch == 1
+        assert rig.node.pipeline.session.number == 1

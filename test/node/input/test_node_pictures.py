@@ -141,7 +141,7 @@ def test_random_messages_are_all_accounted_for():
                 rig.wait_for('processed', i + 2)
         rig.wait_counts(301, good + 1, bad_image=300 - good)
         assert rig.node.pipeline.worker.errors == 0
-        assert rig.node.pipeline.outputs.epoch == 0
+        assert rig.node.pipeline.session.number == 0
 
 
 def spoil(message: Image, rng):

@@ -39,7 +39,7 @@ class Wheels:
     def tell(self, metres_per_s, *times_s):
         for time_s in times_s:
             self._pub.publish(self.message(metres_per_s, time_s))
-        odometry = self._rig.node.pipeline.outputs.odometry_input
+        odometry = self._rig.node.pipeline.odometry
         self._rig.wait(lambda: odometry.newest_ns >= int(times_s[-1] * 1e9))
 
     @staticmethod
@@ -56,7 +56,7 @@ def mount(rig):
     where.transform.translation.x = 0.5
     where.transform.rotation = Quaternion(x=-0.5, y=0.5, z=-0.5, w=0.5)
     StaticTransformBroadcaster(rig.probe).sendTransform(where)
-    rig.wait(lambda: 'cam' in rig.node.pipeline.outputs.tree.parents)
+    rig.wait(lambda: 'cam' in rig.node.pipeline.tree.parents)
 
 
 def send_one_by_one(rig, stamps_s):
@@ -103,14 +103,14 @@ def test_odometry_gives_the_scale_once_and_all_that_is_stored_follows(capfd):
         metric = pytest.approx([i * METRES_PER_STEP for i in range(COUNT)], abs=1e-6)
         rig.wait(lambda: len(rig.heard['path'][-1].poses) == COUNT)
         assert [p.pose.position.x for p in rig.heard['path'][-1].poses] == metric
-        stamps_ns, poses = rig.node.pipeline.outputs.trajectory.export()
+        stamps_ns, poses = rig.node.pipeline.session.trajectory.export()
         assert [T[0, 3] - 0.5 for T in poses] == metric  # the camera is 0.5 m ahead
         depth = np.frombuffer(rig.wait_for('depth', COUNT)[-1].data, '<f4')
         np.testing.assert_allclose(depth, DEPTH * METRES_PER_STEP, rtol=1e-6)
         cloud = np.frombuffer(rig.wait_for('points', COUNT)[-1].data, POINT_DTYPE)
         ahead = 0.5 + (COUNT - 1 + DEPTH) * METRES_PER_STEP
         np.testing.assert_allclose(cloud['x'], ahead, rtol=1e-5)
-        walls = np.unique(rig.node.pipeline.outputs.map.snapshot()['x'].round(4))
+        walls = np.unique(rig.node.pipeline.session.points.snapshot()['x'].round(4))
         np.testing.assert_allclose(
             walls, [0.5 + (i + DEPTH) * METRES_PER_STEP for i in range(COUNT)], atol=1e-4
         )
@@ -160,7 +160,7 @@ def test_odometry_that_never_fits_is_an_error(times_s, words, monkeypatch, capfd
 def test_odometry_beyond_all_numbers_is_no_pose():
     with running(scale_source='odometry', num_scale_frames=1) as rig:
         wheels = Wheels(rig)
-        odometry = rig.node.pipeline.outputs.odometry_input
+        odometry = rig.node.pipeline.odometry
         wheels.tell(0.0, 1.0)
         wheels._pub.publish(wheels.message(1e200, 2.0))
         wheels.tell(0.0, 3.0)
@@ -187,7 +187,7 @@ def test_a_trajectory_is_stretched_from_its_origin():
     body = np.array([10.0, 0.0, 0.0])  # messages may speak of another body than the camera
     for i in range(5):
         T[2, 3] = i
-        pose = frame.place(T)
+        pose = frame.pose(T)
         message = pose_stamped(Header(stamp=to_stamp(i + 1)), pose)
         message.pose.position.x += body[0]
         trajectory.append(message, pose)

@@ -182,7 +182,7 @@ def test_repeated_jobs_run_again_and_again(make_thread):
 def test_the_path_is_bounded_and_the_trajectory_whole():
     frame, trajectory = MapFrame(1.0), Trajectory(max_size=1000)
     for i in range(5000):
-        pose = frame.place(straight(i))
+        pose = frame.pose(straight(i))
         trajectory.append(pose_stamped(Header(stamp=to_stamp(i + 1)), pose), pose)
     assert [p.header.stamp for p in trajectory.newest] == [to_stamp(i) for i in range(4001, 5001)]
     stamps_ns, poses = trajectory.export()
@@ -196,8 +196,8 @@ def test_the_path_is_bounded_and_the_trajectory_whole():
 
 def pose_of(index):
     frame = MapFrame(1.0)
-    frame.place(straight(0))
-    return frame.place(straight(index)).T_map_body
+    frame.pose(straight(0))
+    return frame.pose(straight(index)).T_map_body
 
 
 def test_latencies_are_apart_from_those_before_the_map_began():
@@ -230,7 +230,7 @@ def test_a_gap_is_a_period_much_longer_than_those_before():
     text = watch.see(stamps_ns[-1] + 12 * period_ns)
     assert 'no image for 1.000 s' in text
     assert 'every 0.100 s' in text
-    watch.forget()
+    watch.pause()
     assert not watch.see(10**12)
     slower = [10**12 + i * 10 * period_ns for i in range(30)]
     assert not any(watch.see(stamp_ns) for stamp_ns in slower[15:])

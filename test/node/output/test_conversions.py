@@ -26,8 +26,8 @@ def test_stamps_survive_both_ways():
 @pytest.fixture
 def pose():
     frame = MapFrame(1.0)
-    frame.place(straight(0))
-    return frame.place(straight(3))
+    frame.pose(straight(0))
+    return frame.pose(straight(3))
 
 
 def test_odometry_and_transform_and_pose_say_the_same(pose):

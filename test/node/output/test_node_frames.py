@@ -49,7 +49,7 @@ class Robot:
 
     @property
     def _tree(self):
-        return self._rig.node.pipeline.outputs.tree
+        return self._rig.node.pipeline.tree
 
     def mount(self, xyz=(0.0, 0.0, 0.0), xyzw=OPTICAL, moving=False):
         where = told('base_link', 'cam', 5.0 if moving else 0.0, xyz, xyzw)
@@ -322,14 +322,14 @@ def test_without_a_static_mount_poses_are_the_cameras_until_it_is_known(moving, 
         wait_for_trouble(rig, "'base_link' -> 'cam'", '/tf_static')
         assert not sent(rig)
         robot.mount((0.0, 0.0, 1.0))
-        tree = rig.node.pipeline.outputs.tree
-        rig.wait(lambda: tree._static_parents.get('cam') == 'base_link')
+        tree = rig.node.pipeline.tree
+        rig.wait(lambda: tree.parents.get('cam') == 'base_link')
         rig.send(3.0, 4.0)
         rig.wait(lambda: len(sent(rig)) == 2)
         assert [xyz(t) for t in sent(rig)] == [(0, 0, 0), (2, 0, 0)]
         rig.wait_counts(4, 4)
         assert rig.wait_for('odometry', 4)[2].child_frame_id == 'base_link'
-        assert rig.node.pipeline.outputs.epoch == 1
+        assert rig.node.pipeline.session.number == 1
         wait_for_trouble(rig)
     assert capfd.readouterr().err.count('no TF is published, odometry and pose are') == 1
 
@@ -349,7 +349,7 @@ def test_a_robot_that_has_a_parent_gets_no_second_one_also_if_that_comes_late():
         rig.send(1.0)
         rig.wait(lambda: len(sent(rig)) == 1)
         robot.move(1.0, 0.0)  # odom -> base_link
-        tree = rig.node.pipeline.outputs.tree
+        tree = rig.node.pipeline.tree
         rig.wait(lambda: tree.parents.get('base_link') == 'odom')
         rig.send(2.0, 3.0)
         rig.wait_for('odometry', 3)
@@ -367,7 +367,7 @@ def test_odom_that_has_a_parent_gets_no_second_one():
         robot.mount()
         robot.drive(speed=0.0, until_s=3.0)
         robot.move(1.0, 0.0, parent='earth', child='odom')
-        tree = rig.node.pipeline.outputs.tree
+        tree = rig.node.pipeline.tree
         rig.wait(lambda: tree.parents.get('odom') == 'earth')
         rig.send(1.0)
         wait_for_trouble(rig, "'odom' has the parent 'earth'")

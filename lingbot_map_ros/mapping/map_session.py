@@ -1,0 +1,149 @@
+"""A map as an object: what is known from its first image until the next map begins."""
+
+from __future__ import annotations
+
+from enum import Enum
+import time
+
+from lingbot_map.images.view import View
+from lingbot_map.mapping.pose_quality import JumpWatch, look_at, Scene
+from lingbot_map.streaming.frame import FrameResult
+from lingbot_map_ros.frame import BAD_POSE, Dropped, Frame
+from lingbot_map_ros.input.admission import Admission, GapWatch
+from lingbot_map_ros.input.odometry import OdometryInput
+from lingbot_map_ros.mapping.engine_status import Progress
+from lingbot_map_ros.mapping.ledger import Counts
+from lingbot_map_ros.mapping.scale import ScaleEstimator, ScaleFit
+from lingbot_map_ros.output.frames import FrameTree
+from lingbot_map_ros.output.placing import Placement, Placer
+from lingbot_map_ros.output.publishing import PublishedMap
+from lingbot_map_ros.parameters import NodeParams
+
+
+class State(Enum):
+    """What the node is doing; the names appear in diagnostics."""
+
+    UNCONFIGURED = 'UNCONFIGURED'
+    LOADING = 'LOADING'
+    WARMING_UP = 'WARMING_UP'
+    READY = 'READY'
+    WAITING_FOR_IMAGES = 'WAITING_FOR_IMAGES'
+    WAITING_FOR_MOTION = 'WAITING_FOR_MOTION'
+    INITIALIZING = 'INITIALIZING'
+    WAITING_FOR_SCALE = 'WAITING_FOR_SCALE'
+    TRACKING = 'TRACKING'
+    PAUSED = 'PAUSED'
+    ERROR = 'ERROR'
+    ENDED = 'ENDED'
+
+
+class MapSession(PublishedMap):
+    """
+    One map; the next one is another session, and no field of this one is set back.
+
+    The worker writes it, the executor's threads read it. Path and points have a lock (see
+    PublishedMap), `admission` and `gaps` belong to the image callback.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        params: NodeParams,
+        admission: Admission,
+        counts: Counts,
+        tree: FrameTree,
+        odometry: OdometryInput | None,
+    ):
+        super().__init__(number, params)
+        self.admission, self.gaps = admission, GapWatch()
+        self.counts_before = counts  # of all images, when the map began
+        self.view: View | None = None  # of its images, from the first one on
+        self.held: list[Frame] = []  # in the engine, not yet accounted for
+        self.progress = Progress()
+        self.trouble = ''  # why no poses are published; '' if all is well
+        self.is_initialized = False  # whether poses have been published
+        self.initialized_s = float('inf')  # when the whole first batch was
+        self.waits_for_motion = False
+        self._params, self._tree, self._odometry = params, tree, odometry
+        self._placer: Placer | None = None  # from the first result on
+        self._estimator: ScaleEstimator | None = None  # until the scale is known
+        self._jumps = JumpWatch()
+
+    @property
+    def state(self) -> State:
+        """Return the state of a map whose images are being processed."""
+        if self.is_initialized:
+            return State.TRACKING if self._estimator is None else State.WAITING_FOR_SCALE
+        return State.WAITING_FOR_MOTION if self.progress.standing else State.INITIALIZING
+
+    @property
+    def scale_status(self) -> str:
+        """Return the scale and its source in words."""
+        if self._estimator is not None:
+            return self._estimator.status
+        if self._odometry is not None:
+            return 'not begun' if self._placer is None else f'{self._placer.scale:.6g} (odometry)'
+        scale = self._params.scale
+        return f'{scale:g}' + (' (relative)' if scale == 1.0 else '')
+
+    @property
+    def scale_trouble(self) -> str:
+        """Return why the scale may never be known, or ''."""
+        return '' if self._estimator is None else self._estimator.trouble
+
+    def is_outdated(self) -> bool:
+        """Return whether a new map could be placed better, with the camera's extrinsics."""
+        return self._placer is not None and self._placer.is_outdated()
+
+    def estimate_scale(self, frame: Frame, result: FrameResult) -> tuple[ScaleFit, float] | None:
+        """
+        Take the next result; return the scale once it is certain, and its ratio to the one before.
+
+        The caller then rescales path and points; `scale_origin` stays in place.
+        """
+        if self._placer is None:
+            self._begin_with(frame)
+        if self._estimator is None:
+            return None
+        fit = self._estimator.add(frame.stamp_ns, result.T_world_cam)
+        if fit is None:
+            return None
+        ratio = fit.scale / self._placer.scale
+        self._placer.scale, self._estimator = fit.scale, None
+        self._jumps = JumpWatch()  # lengths before are in the old unit
+        return fit, ratio
+
+    @property
+    def scale_origin(self):
+        """The point (3,) of the map that a change of scale leaves in place."""
+        return self._placer.origin
+
+    def place(self, result: FrameResult) -> tuple[Placement, Scene]:
+        """
+        Return where a result is in the map, after `estimate_scale` has seen it, and its scene.
+
+        :raises Dropped: it is not finite.
+        """
+        try:
+            placement = self._placer.place(result, self._estimator is None)
+        except FloatingPointError as error:
+            why = f'{error}; check the weights and the precision (dtype)'
+            raise Dropped(BAD_POSE, why) from error
+        return placement, look_at(placement.frame)
+
+    def find_jump(self, frame: Frame, placement: Placement, scene: Scene) -> str:
+        """Return what is wrong with the step to this pose; '' if nothing is."""
+        T_map_cam = placement.frame.camera.T_map_body
+        return self._jumps.see(T_map_cam, frame.stamp_ns, scene.depth)
+
+    def note_delivered(self) -> None:
+        """Note that all results are out: images that arrive later meet a running map."""
+        if self.is_initialized:
+            self.initialized_s = min(self.initialized_s, time.monotonic())
+
+    def _begin_with(self, frame: Frame) -> None:
+        camera, estimates = frame.frame_id, self._odometry is not None
+        scale = 1.0 if estimates else self._params.scale
+        self._placer = Placer(self._params, self._tree, camera, scale)
+        if estimates:
+            self._estimator = ScaleEstimator(self._odometry, self._tree, self._params, camera)
