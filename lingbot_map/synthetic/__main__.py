@@ -1,7 +1,7 @@
 """Rendered rooms with exact depth, poses and intrinsics: training data, test set, sample bag."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 import sys
 
@@ -11,16 +11,13 @@ from lingbot_map.synthetic.paths import slowed
 from lingbot_map.synthetic.rendering import Clip, render_clips, render_rooms
 from lingbot_map.synthetic.rooms import (
     build_rooms,
-    FIRST_TRAINING_SEED,
     RoomConfig,
     SAMPLE_CONFIG,
     SAMPLE_FRAMES,
     SAMPLE_SEED,
     TEST_CONFIG,
     TEST_SEEDS,
-    VALIDATION_SEEDS,
 )
-from lingbot_map.synthetic.statistics import clip_quantities, MARKS
 from PIL import Image
 import torch
 
@@ -28,47 +25,25 @@ __all__ = ['Clip', 'render_clips', 'RoomConfig']
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print statistics of the test set, draw a preview, write the sample bag; return 0 or 1."""
+    """Draw a preview of the test set, write the sample bag; return 0 or 1."""
     parser = Parser(prog='python3 -m lingbot_map.synthetic', description=__doc__)
-    parser.add_argument(
-        '--statistics',
-        action='store_true',
-        help='measure the test set; exit 1 if it is not as stated',
-    )
     parser.add_argument('--preview', type=Path, metavar='PNG', help='draw the test set')
     parser.add_argument('--bag', type=Path, metavar='FOLDER', help='write the sample bag')
     options = parser.parse_args(arguments)
-    if not (options.statistics or options.preview or options.bag):
-        parser.error('give --statistics, --preview PNG or --bag FOLDER')
+    if not (options.preview or options.bag):
+        parser.error('give --preview PNG or --bag FOLDER')
     try:
         if options.preview:
             _write_preview(options.preview)
         if options.bag:
             _write_bag(options.bag)
-        return _print_statistics() if options.statistics else 0
+        return 0
     except (OSError, ValueError) as error:
         sys.stderr.write(f'error: {error}\n')
         return 1
     except KeyboardInterrupt:
         sys.stderr.write('interrupted\n')
         return 1
-
-
-def _print_statistics():
-    quantities = clip_quantities(TEST_SEEDS, TEST_CONFIG)
-    settings = ' '.join(f'{name}={value}' for name, value in asdict(TEST_CONFIG).items())
-    lines = [
-        f'test set: seeds {TEST_SEEDS.start} .. {TEST_SEEDS.stop - 1}, {settings}',
-        f'validation seeds {VALIDATION_SEEDS.start} .. {VALIDATION_SEEDS.stop - 1}, '
-        f'training seeds from {FIRST_TRAINING_SEED}',
-        f'{"per clip":31}' + ''.join(f'{mark:>8} ' for mark in MARKS) + '  bounds',
-        *(quantity.line() for quantity in quantities),
-    ]
-    sys.stdout.write('\n'.join(lines) + '\n')
-    violated = [quantity.name for quantity in quantities if not quantity.kept]
-    if violated:
-        sys.stderr.write(f'error: the test set violates its bounds: {", ".join(violated)}\n')
-    return 1 if violated else 0
 
 
 def _write_preview(path):
