@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+import ctypes
 import logging
 import threading
 import time
@@ -29,7 +30,6 @@ from lingbot_map_ros.frame import (
 from lingbot_map_ros.input.images import ImageInput
 from lingbot_map_ros.input.inbox import FlushRequests, Inbox
 from lingbot_map_ros.mapping.engine_status import Progress, WarmUpReport
-from lingbot_map_ros.mapping.heap import keep_freed_memory
 from lingbot_map_ros.mapping.ledger import Ledger, POSE_JUMP
 from lingbot_map_ros.mapping.map_session import MapSession, State
 from lingbot_map_ros.output.publishing import Outputs
@@ -42,6 +42,26 @@ _PERIOD_S = 5.0  # between records of the same line of code
 _POLL_S = 0.2
 _ERRORS_SAID_EVERY_S = 5.0
 _SCALE_TROUBLE_SAID_EVERY_S = 30.0
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
+_KEPT_BYTES = 128 * 2**20
+_LARGEST_MMAP_THRESHOLD = 32 * 2**20  # that glibc accepts
+
+
+def keep_freed_memory() -> None:
+    """
+    Let glibc keep freed memory for the next message instead of returning it to the system.
+
+    Otherwise the pages of each cloud are faulted in again. Medians of two runs on two CPU cores,
+    with this call and without: a 518x392 cloud on the publisher thread 2.5 and 2.8 ms against
+    15.3 and 19.2 ms, serialising 1 M points 6.4 and 15.0 ms against 40.5 and 70.3 ms. The time
+    from image to TF does not depend on it. Does nothing with other C libraries.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:
+        return
+    mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+    mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 class LibraryLog(logging.Handler):
