@@ -1,8 +1,8 @@
 """
 Play recorded pictures through the mapping node and keep what it says.
 
-Exit code 0: every image has its pose; 1: some were lost or damaged, the node gave up, or the
-comparison that was asked for is impossible; 2: bad input, and nothing was written.
+Exit code 0: every image has its pose; 1: some were lost or damaged, or the node gave up; 2: bad
+input, and nothing was written.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from lingbot_map_ros.parameter_spec import ParameterError
 from lingbot_map_ros.parameters import PARAMETERS
 from lingbot_map_ros.rclpy_fixes import NodeExecutor
 from lingbot_map_ros.replay import results
-from lingbot_map_ros.replay.live_check import compare_with_lossless, LiveCheck, TRAJECTORY
 from lingbot_map_ros.replay.player import Player, PlayerError
 import numpy as np
 import rclpy
@@ -62,7 +61,6 @@ class Job:
     truth: PoseTrack | None
     out: Path
     rate: float  # 0: lossless
-    lossless: Path | None  # folder of an evaluation to compare with
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -126,12 +124,6 @@ def _parser() -> Parser:
         help='play at R times real time with /clock, the newest image wins (lossless, as fast '
         'as it goes)',
     )
-    add(
-        '--compare',
-        type=Path,
-        metavar='DIR',
-        help='results of lingbot_map_evaluate for the same recording, to compare with',
-    )
     return parser
 
 
@@ -140,11 +132,6 @@ def _check(args: argparse.Namespace) -> Job:
         raise BadInput(f'--rate is {args.rate}: set it to {_LEAST_RATE:g} to {_MOST_RATE:g}')
     if args.params is not None and not args.params.is_file():
         raise BadInput(f"--params: '{args.params}' is not a file")
-    if args.compare is not None and not (args.compare / TRAJECTORY).is_file():
-        raise BadInput(
-            f"--compare: '{args.compare}' holds no {TRAJECTORY}: name the folder that "
-            'lingbot_map_evaluate wrote for this recording'
-        )
     source = open_source(args.source, args.image_topic, args.fps)
     truth = find_truth(args.source, source, args.ground_truth, args.gt_frame)
     path = args.source.resolve()
@@ -153,7 +140,7 @@ def _check(args: argparse.Namespace) -> Job:
     if (out / RUN_FILE).exists():
         raise BadInput(f"--out: '{out}' holds an evaluation: name another folder")
     _check_writable(out)
-    return Job(source, name, truth, out, args.rate, args.compare)
+    return Job(source, name, truth, out, args.rate)
 
 
 def _check_writable(out: Path) -> None:
@@ -276,9 +263,7 @@ def _conclude(
             comparison = results.compare(stamps_ns, T_map_cam, job.truth)
         except MetricsError as error:
             _say_error(f'no comparison with {job.truth.name}: {error}')
-    live_check = _compare_with_lossless(job, stamps_ns, T_map_cam)
-    comparisons = results.Comparisons(comparison, live_check)
-    summary = results.summarize(player, job.source, comparisons, settings | {'rate': job.rate})
+    summary = results.summarize(player, job.source, comparison, settings | {'rate': job.rate})
     random = settings['checkpoint'] == 'random'
     title = f'{job.name}: {summary.frames_out} poses' + (', random weights' if random else '')
     results.write(
@@ -287,25 +272,10 @@ def _conclude(
     _say(summary.line())
     if comparison is not None:
         _say(comparison.line())
-    if live_check is not None:
-        _say(live_check.line())
     if random:
         _say('The weights are random: path and map mean nothing.')
     _say(f'wrote {job.out}: trajectory.tum map.ply map.png summary.json')
-    no_comparison = job.lossless is not None and live_check is None
-    return 1 if summary.lost or interrupted or no_comparison else 0
-
-
-def _compare_with_lossless(
-    job: Job, stamps_ns: list[int], T_map_cam: np.ndarray
-) -> LiveCheck | None:
-    if job.lossless is None:
-        return None
-    try:
-        return compare_with_lossless(stamps_ns, T_map_cam, job.lossless)
-    except (MetricsError, SourceError) as error:
-        _say_error(f'no comparison with {job.lossless}: {error}')
-        return None
+    return 1 if summary.lost or interrupted else 0
 
 
 def _say(line: str) -> None:

@@ -15,7 +15,6 @@ from lingbot_map.mapping.export import write_bytes, write_ply, write_tum
 from lingbot_map.recordings.pose_files import PoseTrack
 from lingbot_map.recordings.source import Source
 from lingbot_map_ros.frame import SUPERSEDED
-from lingbot_map_ros.replay.live_check import LiveCheck
 from lingbot_map_ros.replay.player import Player
 import numpy as np
 
@@ -54,14 +53,6 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Comparisons:
-    """What the path was compared with."""
-
-    truth: Comparison | None
-    lossless: LiveCheck | None
-
-
-@dataclass(frozen=True)
 class Summary:
     """The content of summary.json."""
 
@@ -74,7 +65,6 @@ class Summary:
     rate_hz: float
     heard: dict[str, int]
     ate: dict[str, float] | None  # against ground truth
-    live_check: dict[str, object] | None  # against a lossless evaluation
     versions: dict[str, str]
     settings: dict[str, object]
 
@@ -110,7 +100,7 @@ def compare(stamps_ns: list[int], T_map_cam: np.ndarray, truth: PoseTrack) -> Co
 
 
 def summarize(
-    player: Player, source: Source, comparisons: Comparisons, settings: dict[str, object]
+    player: Player, source: Source, comparison: Comparison | None, settings: dict[str, object]
 ) -> Summary:
     """Return the figures of a replay; if lossless, images that a newer one replaced are lost."""
     dropped = {
@@ -140,8 +130,7 @@ def summarize(
             'clouds': player.clouds,
             'cloud_points': player.cloud_points,
         },
-        ate=comparisons.truth and comparisons.truth.values(),
-        live_check=comparisons.lossless and comparisons.lossless.values(),
+        ate=comparison and comparison.values(),
         versions=_versions(),
         settings=settings,
     )

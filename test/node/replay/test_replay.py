@@ -7,11 +7,13 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 from bag_writer import odometry, raw_image, tf_message, transform_stamped, write_bag
 from fake_engine import DEPTH, FakeEngine, straight, turned
 from geometry_msgs.msg import Quaternion, TransformStamped, Vector3
+from lingbot_map.evaluation import cli as evaluate
 from lingbot_map_ros.node import LingbotMapNode
 from lingbot_map_ros.replay import cli as replay
 from lingbot_map_ros.replay.player import Player
@@ -20,6 +22,8 @@ from PIL import Image
 from plyfile import PlyData
 import pytest
 import rclpy
+from rclpy.executors import SingleThreadedExecutor
+from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import Image as ImageMessage
 from tf2_ros import StaticTransformBroadcaster
 import yaml
@@ -96,6 +100,26 @@ def test_the_real_network_maps_a_folder(folder, tmp_path, capsys):
     assert PlyData.read(tmp_path / 'out' / 'map.ply')['vertex'].count > 0
     assert Image.open(tmp_path / 'out' / 'map.png').format == 'PNG'
     assert 'weights are random' in capsys.readouterr().out
+
+
+def test_lossless_replay_equals_the_evaluation(folder, tmp_path):
+    walk, flags = folder(20), ['--model', 'tiny', '--checkpoint', 'random']
+    assert evaluate.main([str(walk), '--out', str(tmp_path / 'evaluated'), *flags]) == 0
+    code, _, poses = run(walk, tmp_path, *flags)
+    evaluated = np.loadtxt(tmp_path / 'evaluated' / 'walk' / 'trajectory.tum')
+    assert code == 0 and evaluated.shape == (20, 8)
+    moved = np.abs(evaluated[:, 1:4]).max()
+    assert moved > 1e-4
+    np.testing.assert_allclose(poses[:, :4], evaluated[:, :4], atol=1e-5 * moved)
+
+
+def test_an_evaluation_is_never_overwritten(folder, tmp_path, capsys):
+    out = tmp_path / 'evaluated'
+    out.mkdir()
+    (out / 'run.yaml').write_text('{}')
+    assert replay.main([str(folder(2)), '--out', str(out)]) == 2
+    assert f"'{out}' holds an evaluation: name another folder" in capsys.readouterr().err
+    assert [file.name for file in out.iterdir()] == ['run.yaml']
 
 
 def test_a_camera_that_stands_still_gets_all_its_poses(folder, params, tmp_path):
@@ -189,6 +213,35 @@ def test_real_time_lets_the_newest_win_and_accounts_for_all(folder, params, tmp_
     assert summary['frames_out'] + sum(summary['dropped'].values()) == 30
     assert len(poses) == summary['frames_out']
     assert poses[-1, 0] == pytest.approx(3.0)  # the newest image is never the one to go
+
+
+@pytest.fixture
+def clock_times():
+    """Collect the times [s] of /clock from outside, while the test runs."""
+    context = rclpy.Context()
+    context.init()
+    node = rclpy.create_node('clock_listener', context=context)
+    times = []
+    node.create_subscription(
+        Clock, '/clock', lambda m: times.append(m.clock.sec + 1e-9 * m.clock.nanosec), 100
+    )
+    executor = SingleThreadedExecutor(context=context)
+    executor.add_node(node)
+    thread = threading.Thread(target=executor.spin)
+    thread.start()
+    yield times
+    executor.shutdown()
+    thread.join()
+    context.shutdown()
+
+
+def test_real_time_has_a_clock(folder, params, tmp_path, fake_engine, clock_times):
+    fake_engine()
+    arguments = ['--params', params(), '--rate', '2', '--ros-args', '-p', 'use_sim_time:=true']
+    code, summary, _ = run(folder(20), tmp_path, *arguments)
+    assert code == 0 and summary['latency_ms']['p50'] > 0
+    assert clock_times == sorted(clock_times) and len(clock_times) > 10
+    assert clock_times[0] >= 0.1 and clock_times[-1] >= 2.0
 
 
 def test_real_time_begins_when_the_node_is_warm(
