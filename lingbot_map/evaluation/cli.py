@@ -22,11 +22,11 @@ from lingbot_map.evaluation.engine import load, Loaded, versions
 from lingbot_map.evaluation.exports import require_rerun
 from lingbot_map.evaluation.folders import (
     is_finished,
-    only_writer,
     Recording,
     size_of,
     unique_names,
     whole_folder,
+    writable_folder,
 )
 from lingbot_map.evaluation.metrics import MetricsError
 from lingbot_map.evaluation.outputs import line, Outputs
@@ -166,7 +166,7 @@ def main(argv: list[str] | None = None) -> int:
         paths, settings = inputs_and_settings(args)
         recordings = _open(paths, settings)
         _check_rerun(rerun, len(recordings))
-        with only_writer(out), deterministic_kernels() as kernels:
+        with writable_folder(out), deterministic_kernels() as kernels:
             todo = [r for r in recordings if overwrite or not is_finished(out, r, settings)]
             if rerun is not None and not todo:
                 raise SettingsError('it is finished already: add --overwrite for a --rerun file')

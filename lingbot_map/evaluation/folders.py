@@ -1,11 +1,10 @@
-"""Where the results of evaluations lie: names, what is finished, who may write."""
+"""The folders of evaluations: their names, what is finished, how one is written."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-import fcntl
 import os
 from pathlib import Path
 import shutil
@@ -39,24 +38,23 @@ def unique_names(paths: list[Path]) -> list[str]:
 
 
 @contextmanager
-def only_writer(out: Path) -> Iterator[None]:
-    """Hold the folder against a second evaluation that would clear away what this one writes."""
+def writable_folder(out: Path) -> Iterator[None]:
+    """
+    Make the folder if it is missing, and remove it at the end if it was made and stays empty.
+
+    Raises SettingsError if it cannot be written.
+    """
     if out.exists() and not out.is_dir():
         raise SettingsError(f"--out: '{out}' is not a folder")
     made = not out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()  # permissions alone do not tell
-        descriptor = os.open(out, os.O_RDONLY)
     except OSError as error:
         raise SettingsError(f"--out: '{out}' cannot be written: {error.strerror}") from None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
-    except BlockingIOError:
-        raise SettingsError(f"--out: another evaluation is writing to '{out}'") from None
     finally:
-        os.close(descriptor)
         if made and not any(out.iterdir()):
             out.rmdir()
 

@@ -1,7 +1,6 @@
 """What lingbot_map_evaluate says about input that it cannot use: one line, no files."""
 
 from dataclasses import replace
-import fcntl
 import os
 import re
 import resource
@@ -357,17 +356,6 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path, capsys):
     assert run(tmp_path / 'out', truth_bag(tmp_path / 'bag')) == 2
     assert 'exists and is no evaluation' in capsys.readouterr().err
     assert (tmp_path / 'out' / 'bag' / 'thesis.tex').read_text() == 'dear'
-
-
-def test_two_evaluations_do_not_write_into_one_folder(tmp_path, capsys):
-    (tmp_path / 'out').mkdir()
-    descriptor = os.open(tmp_path / 'out', os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        assert run(tmp_path / 'out', truth_bag(tmp_path / 'bag')) == 2
-    finally:
-        os.close(descriptor)
-    assert 'another evaluation is writing' in capsys.readouterr().err
 
 
 def test_a_missing_rerun_is_one_line(tmp_path, monkeypatch, capsys):
