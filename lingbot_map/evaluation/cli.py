@@ -31,7 +31,7 @@ from lingbot_map.evaluation.folders import (
 from lingbot_map.evaluation.metrics import MetricsError
 from lingbot_map.evaluation.outputs import line, Outputs
 from lingbot_map.evaluation.recording import Plan, plan
-from lingbot_map.evaluation.report import table_row, write_tables
+from lingbot_map.evaluation.report import table_row, write_table
 from lingbot_map.evaluation.run import deterministic_kernels, run_recording, timing_values
 from lingbot_map.evaluation.settings import (
     add_arguments,
@@ -227,7 +227,7 @@ def _evaluate_all(recordings: list[Recording], todo: list[Recording], job: Job) 
             stopped = True
             break
         done.append(recording)
-        _write_tables([r for r in recordings if r in done], job.out)
+        _write_table([r for r in recordings if r in done], job.out)
     if len(done) < len(recordings) > 1:
         kept = f"{len(done)} of {len(recordings)} recordings are finished and kept in '{job.out}'"
         say_error(kept if done else 'nothing was written')
@@ -314,10 +314,10 @@ def _figures(folder: Path) -> tuple[dict, dict]:
         ) from None
 
 
-def _write_tables(done: list[Recording], out: Path) -> None:
+def _write_table(done: list[Recording], out: Path) -> None:
     if len(done) > 1:
         rows = {recording.name: table_row(*_figures(out / recording.name)) for recording in done}
-        write_tables(out, rows)
+        write_table(out, rows)
 
 
 def _reason(error: Exception) -> str:

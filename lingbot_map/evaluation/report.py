@@ -6,7 +6,6 @@ import csv
 from dataclasses import dataclass, field
 import html
 import io
-import json
 from pathlib import Path
 
 from lingbot_map.mapping.export import write_bytes
@@ -121,7 +120,7 @@ def _find(value, keys: Sequence[str]) -> float | None:
     return value
 
 
-def summary_rows(rows: dict[str, dict]) -> dict[str, dict]:
+def _summary_rows(rows: dict[str, dict]) -> dict[str, dict]:
     """Return the rows mean and median over those that have a value."""
     summaries = {}
     for name, reduce in (('mean', np.mean), ('median', np.median)):
@@ -130,29 +129,11 @@ def summary_rows(rows: dict[str, dict]) -> dict[str, dict]:
     return summaries
 
 
-def write_tables(folder: Path, rows: dict[str, dict]) -> None:
-    """Write table.csv, table.md and table.json of rows by name, with mean and median."""
-    summaries = summary_rows(rows)
-    content = {'evaluations': rows, **summaries}
-    write_bytes(folder / 'table.json', (json.dumps(content, indent=2) + '\n').encode())
-    everything = [*rows.items(), *summaries.items()]
-    write_bytes(folder / 'table.csv', _csv(everything).encode())
-    write_bytes(folder / 'table.md', as_markdown(everything).encode())
-
-
-def as_markdown(rows: Sequence[tuple[str, dict]]) -> str:
-    """Return a table in Markdown."""
-    lines = ['| name | ' + ' | '.join(_COLUMNS) + ' |', '|---' * (len(_COLUMNS) + 1) + '|']
-    for name, row in rows:
-        cells = ('-' if row[t] is None else f'{row[t]:.4g}' for t in _COLUMNS)
-        lines.append(f'| {name} | ' + ' | '.join(cells) + ' |')
-    return '\n'.join(lines) + '\n'
-
-
-def _csv(rows: Sequence[tuple[str, dict]]) -> str:
+def write_table(folder: Path, rows: dict[str, dict]) -> None:
+    """Write table.csv: the rows by name, then their mean and median."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator='\n')
     writer.writerow(['name', *_COLUMNS])
-    for name, row in rows:
+    for name, row in [*rows.items(), *_summary_rows(rows).items()]:
         writer.writerow([name, *('' if row[t] is None else repr(row[t]) for t in _COLUMNS)])
-    return buffer.getvalue()
+    write_bytes(folder / 'table.csv', buffer.getvalue().encode())
