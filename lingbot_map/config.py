@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from lingbot_map.errors import UserError
+
 COMPILE_MODES = ('auto', 'off', 'default', 'reduce-overhead', 'max-autotune', 'cuda-graph')
 ATTENTION_BACKENDS = ('auto', 'sdpa', 'cudnn', 'flash', 'triton', 'flashinfer')
 HEADS_DTYPES = ('tf32', 'fp32', 'bf16')
@@ -95,26 +97,24 @@ class StreamConfig:
         ):
             value = getattr(self, name)
             if value < least:
-                raise ValueError(f"'{name}' is {value}; it must be at least {least}")
+                raise UserError(f"'{name}' is {value}; it must be at least {least}")
         if self.max_keyframes < self.num_scale_frames:
-            raise ValueError(
+            raise UserError(
                 f"'max_keyframes' is {self.max_keyframes}, less than num_scale_frames "
                 f'({self.num_scale_frames}); raise it'
             )
         if not self.motion_threshold > 0:
-            raise ValueError(
-                f"'motion_threshold' is {self.motion_threshold}; it must be above 0 %"
-            )
+            raise UserError(f"'motion_threshold' is {self.motion_threshold}; it must be above 0 %")
         self._check_limit_policy()
         self._check_keyframe_policy()
 
     def _check_limit_policy(self):
         if self.on_limit not in LIMIT_POLICIES:
-            raise ValueError(f"'on_limit' is '{self.on_limit}'; use {', '.join(LIMIT_POLICIES)}")
+            raise UserError(f"'on_limit' is '{self.on_limit}'; use {', '.join(LIMIT_POLICIES)}")
         # Every frame of an overlap has to be one that came after the window had opened.
         needed = self.overlap_keyframes + max(self.overlap_keyframes, self.num_scale_frames)
         if self.on_limit == 'roll_over' and self.max_keyframes < needed:
-            raise ValueError(
+            raise UserError(
                 f"'max_keyframes' is {self.max_keyframes}; to roll over with 'overlap_keyframes' "
                 f"{self.overlap_keyframes} and 'num_scale_frames' {self.num_scale_frames} it must "
                 f"be at least {needed}: raise it, or set 'on_limit' to reset or stop"
@@ -122,12 +122,12 @@ class StreamConfig:
 
     def _check_keyframe_policy(self):
         if self.keyframe_policy not in KEYFRAME_POLICIES:
-            raise ValueError(
+            raise UserError(
                 f"'keyframe_policy' is '{self.keyframe_policy}'; "
                 f'use {", ".join(KEYFRAME_POLICIES)}'
             )
         if self.keyframe_policy == 'flow' and not self.flow_threshold > 0:
-            raise ValueError(
+            raise UserError(
                 f"'flow_threshold' is {self.flow_threshold}; "
                 'it must be above 0 px for keyframes by flow'
             )

@@ -1,8 +1,12 @@
-"""An unexpected exception in one line."""
+"""Errors in one line: those that are told to the user, and unexpected ones."""
 
 from __future__ import annotations
 
 import os
+
+
+class UserError(ValueError):
+    """Something that the user can correct; the message names it and the remedy in one line."""
 
 
 def describe(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from lingbot_map.config import (
     PRESET_IMAGE_WIDTH,
     StreamConfig,
 )
+from lingbot_map.errors import UserError
 from lingbot_map.streaming.budget import (
     blank_model,
     check_memory,
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryLimitError as error:
         sys.stderr.write(f'error: {error}\n')
         return 1
-    except ValueError as error:
+    except UserError as error:
         sys.stderr.write(f'error: {error}\n')
         return 2
     return 0

@@ -8,7 +8,7 @@ from functools import wraps
 import threading
 
 from diagnostic_msgs.msg import DiagnosticArray
-from lingbot_map.errors import describe
+from lingbot_map.errors import describe, UserError
 from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map.streaming.loading import load_engine, weights_origin
 from lingbot_map_ros import diagnostics
@@ -49,7 +49,7 @@ def _logged(callback):
         try:
             return callback(self, state)
         except Exception as error:  # the top of a transition: it fails, the process goes on
-            expected = isinstance(error, ValueError | OSError)
+            expected = isinstance(error, UserError | OSError)
             self._fail(callback.__name__, str(error) if expected else describe(error))
             return FAILURE
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lingbot_map.errors import UserError
+
 Value = bool | int | float | str
 
 
-class ParameterError(ValueError):
+class ParameterError(UserError):
     """Say in one line which parameter has which wrong value, and what would be right."""
 
 

@@ -24,11 +24,11 @@ from lingbot_map.benchmark.report import (
     run_values,
     setup_line,
 )
-from lingbot_map.benchmark.setup import host_weights, Setup, SetupError
+from lingbot_map.benchmark.setup import host_weights, Setup
 from lingbot_map.benchmark.soak import soak, soak_lines, soak_values
 from lingbot_map.benchmark.speed import measure
-from lingbot_map.streaming.checkpoint import CheckpointError
-from lingbot_map.streaming.compiling import CompileCacheError, use_compile_cache
+from lingbot_map.errors import UserError
+from lingbot_map.streaming.compiling import use_compile_cache
 import torch
 from torch import Tensor
 
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     '--image-height 126 --frames 100'
                 )
             lines, values = _measurement(args)(args, setup, host_weights(setup))
-    except (CheckpointError, CompileCacheError, SetupError) as error:
+    except UserError as error:
         return _refuse(str(error))
     except torch.OutOfMemoryError:
         return _refuse(

@@ -16,6 +16,7 @@ from lingbot_map.config import (
     HEADS_DTYPES,
     MODEL_PRESETS,
 )
+from lingbot_map.errors import UserError
 from lingbot_map.streaming.compiling import resolve_mode
 import torch
 
@@ -210,7 +211,7 @@ def _problem_of_stream(args: argparse.Namespace) -> str:
         setup.stream_config()
         for mode in args.compare or [setup.compile_mode]:
             resolve_mode(mode, setup.attention_backend, setup.device, setup.trunk_dtype)
-    except ValueError as error:
+    except UserError as error:
         return str(error)
     return ''
 

@@ -31,10 +31,6 @@ _ROOM = 10_000
 _ROOM_STEP = (0.022, 0.032)  # [m] between frames, as of a camera that is carried at 10 Hz
 
 
-class SetupError(ValueError):
-    """Settings that do not go together, or not on this machine."""
-
-
 @dataclass(frozen=True)
 class Setup:
     """What an engine is made of; names and values are those of the command line."""
@@ -61,7 +57,7 @@ class Setup:
         return getattr(torch, self.dtype)
 
     def stream_config(self) -> StreamConfig:
-        """Return the settings of the engine; ValueError: they do not go together."""
+        """Return the settings of the engine; UserError: they do not go together."""
         return StreamConfig(
             num_scale_frames=self.num_scale_frames,
             sliding_window=self.sliding_window,
@@ -101,7 +97,7 @@ def host_weights(setup: Setup) -> dict[str, Tensor]:
 
 
 def build(setup: Setup, weights: dict[str, Tensor]) -> Ready:
-    """Return an engine with these weights, warm for the frames; SetupError: it cannot be."""
+    """Return an engine with these weights, warm for the frames; UserError: it cannot be."""
     release(setup.device)
     start_s = time.perf_counter()
     model = _empty_model(setup.model)
@@ -110,10 +106,7 @@ def build(setup: Setup, weights: dict[str, Tensor]) -> Ready:
     set_trunk_dtype(model, setup.trunk_dtype)
     set_heads_dtype(model, setup.heads_dtype)
     model.eval().requires_grad_(False)
-    try:
-        compile_model(model, setup.compile_mode, setup.attention_backend)
-    except ValueError as error:
-        raise SetupError(str(error)) from error
+    compile_model(model, setup.compile_mode, setup.attention_backend)
     engine = StreamEngine(model, setup.stream_config(), setup.device)
     engine.warm_up(setup.image_height, setup.image_width)
     synchronize(setup.device)

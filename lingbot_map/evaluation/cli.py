@@ -18,6 +18,7 @@ import signal
 import sys
 
 from lingbot_map.cli import Parser
+from lingbot_map.errors import UserError
 from lingbot_map.evaluation.engine import load, Loaded, versions
 from lingbot_map.evaluation.exports import require_rerun
 from lingbot_map.evaluation.folders import (
@@ -28,7 +29,6 @@ from lingbot_map.evaluation.folders import (
     whole_folder,
     writable_folder,
 )
-from lingbot_map.evaluation.metrics import MetricsError
 from lingbot_map.evaluation.outputs import line, Outputs
 from lingbot_map.evaluation.recording import Plan, plan
 from lingbot_map.evaluation.report import table_row, write_table
@@ -40,26 +40,13 @@ from lingbot_map.evaluation.settings import (
     read_node_params,
     SettingsError,
 )
-from lingbot_map.images.mask import MaskError
 from lingbot_map.recordings.open import NO_TRUTH, open_source
 from lingbot_map.recordings.source import SourceError
-from lingbot_map.streaming.budget import MemoryLimitError
-from lingbot_map.streaming.checkpoint import CheckpointError
 from lingbot_map.streaming.engine import StreamEngine
-from lingbot_map_ros.parameter_spec import ParameterError
 import torch
 from tqdm import tqdm
 
 PROGRAM = 'lingbot_map_evaluate'
-_BAD_INPUT = (
-    SourceError,
-    MetricsError,
-    MaskError,
-    SettingsError,
-    ParameterError,
-    CheckpointError,
-    MemoryLimitError,
-)
 
 
 def make_parser(description: str) -> Parser:
@@ -172,7 +159,7 @@ def main(argv: list[str] | None = None) -> int:
                 raise SettingsError('it is finished already: add --overwrite for a --rerun file')
             job = Job(settings, kernels, out, rerun)
             return _evaluate_all(recordings, todo, job)
-    except _BAD_INPUT as error:
+    except UserError as error:
         say_error(str(error))
         return 2
     except OSError as error:
@@ -211,7 +198,7 @@ def _evaluate_all(recordings: list[Recording], todo: list[Recording], job: Job) 
     for recording in todo:
         try:
             _evaluate_one(plan(recording, job.settings, job.rerun), load_once, job)
-        except (*_BAD_INPUT, torch.OutOfMemoryError) as error:
+        except (UserError, torch.OutOfMemoryError) as error:
             say_error(f'{recording.name}: {_reason(error)}')
             continue
         except KeyboardInterrupt:

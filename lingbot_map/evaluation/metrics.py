@@ -7,6 +7,7 @@ Numpy only. Positions are (N, 3), poses `T` (N, 4, 4); row n of both arguments i
 
 from dataclasses import dataclass
 
+from lingbot_map.errors import UserError
 import numpy as np
 
 ALIGNMENTS = ('none', 'se3', 'sim3')
@@ -14,7 +15,7 @@ _LENGTH_TOLERANCE = 0.1  # of the length of a stretch
 _DEGENERATE = 1e-12  # of the squared extent: below it a point set has no size
 
 
-class MetricsError(ValueError):
+class MetricsError(UserError):
     """Tell in one line why two paths cannot be compared."""
 
 

@@ -17,7 +17,6 @@ from lingbot_map.images.mask import ImageMask
 from lingbot_map.images.view import turn_picture, turn_rotation, View
 from lingbot_map.mapping.map_frame import MapFrame, MappedFrame
 from lingbot_map.recordings.source import SourceError
-from lingbot_map.streaming.budget import MemoryLimitError
 from lingbot_map.streaming.engine import NotFiniteError, StreamEngine, StreamLimitError
 from lingbot_map.streaming.frame import FrameResult
 import numpy as np
@@ -50,7 +49,7 @@ class Viewing:
     replace_intrinsics: bool = False
 
     def view(self, size: tuple[int, int]) -> View:
-        """Return the view of pictures of `size` (width, height); MaskError, SourceError."""
+        """Return the view of pictures of `size` (width, height); UserError: they do not fit."""
         if self.camera is not None and self.camera.size != size:
             raise SourceError(
                 f'camera_info is for images of {"x".join(map(str, self.camera.size))}, these are '
@@ -98,7 +97,7 @@ def run_recording(
 
     `consumers` see each placed frame in order. A frame whose pose is not finite has no place and
     is left out. Raises SourceError if the size of the pictures changes or the engine has to start
-    a new map, MaskError if the mask does not fit.
+    a new map, UserError if the mask does not fit.
     """
     started_s = time.perf_counter()
     feed, rows = _Feed(engine, viewing), []
@@ -158,7 +157,7 @@ class _Feed:
             self.size = (width, height)
             self._view = self._viewing.view(self.size)
             start = time.perf_counter()
-            self._warm_up(*self._view.upright_size[::-1])
+            self._engine.warm_up(*self._view.upright_size[::-1])
             self._sequence = self._engine.sequence
             self._warm_up_s = time.perf_counter() - start
         elif self.size != (width, height):
@@ -166,14 +165,6 @@ class _Feed:
                 f'the image at {stamp_ns * 1e-9:.3f} s is {width}x{height}, those before are '
                 f'{self.size[0]}x{self.size[1]}: evaluate them apart, with --start and --duration'
             )
-
-    def _warm_up(self, height: int, width: int) -> None:
-        try:
-            self._engine.warm_up(height, width)
-        except MemoryLimitError:
-            raise
-        except ValueError as error:  # no shape for the network
-            raise SourceError(str(error)) from None
 
     def _timed(self, call: Callable[..., list[FrameResult]], *arguments) -> list[FrameResult]:
         start = time.perf_counter()

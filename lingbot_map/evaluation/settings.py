@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import math
 from pathlib import Path
 
+from lingbot_map.errors import UserError
 from lingbot_map.evaluation.exports import FORMS
 from lingbot_map_ros.parameter_spec import ParameterError, Spec, Value
 from lingbot_map_ros.parameters import PARAMETERS
@@ -89,7 +90,7 @@ LISTS = {  # name -> (type, number of values, default, description)
 _REFUSED_MODES = ('max-autotune',)  # picks kernels by their speed, so two runs may differ
 
 
-class SettingsError(ValueError):
+class SettingsError(UserError):
     """Say in one line which setting or file is wrong, and what would be right."""
 
 

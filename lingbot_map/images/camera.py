@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import cv2
+from lingbot_map.errors import UserError
 from lingbot_map.images.decoding import MAX_SIDE
 import numpy as np
 
@@ -21,7 +22,7 @@ _COEFFICIENTS = {  # how many a distortion model may have
 }
 
 
-class CameraInfoError(ValueError):
+class CameraInfoError(UserError):
     """Tells in one line why a camera_info message cannot be used."""
 
 

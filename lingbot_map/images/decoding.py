@@ -13,6 +13,7 @@ import struct
 import zlib
 
 import cv2
+from lingbot_map.errors import UserError
 from lingbot_map.streaming.preprocess import picture_rgb
 import numpy as np
 from PIL import Image
@@ -61,7 +62,7 @@ DAMAGED_PICTURE = (  # what Pillow lets through from the layers below it
 )
 
 
-class UnsupportedImage(ValueError):
+class UnsupportedImage(UserError):
     """Says in one line what is wrong with an image message; `kind` is the same for its likes."""
 
     def __init__(self, text: str, kind: str):

@@ -5,15 +5,12 @@ import os
 from pathlib import Path
 import re
 
+from lingbot_map.errors import UserError
 from lingbot_map.images.decoding import DAMAGED_PICTURE
 from lingbot_map.streaming.preprocess import open_rgb
 import numpy as np
 
 _BORDERS = re.compile(r'\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*')
-
-
-class MaskError(ValueError):
-    """Tells in one line why a mask cannot be used."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,11 +22,11 @@ class ImageMask:
     picture: np.ndarray | None = None  # (H, W) bool instead of borders
 
     def seen(self, width: int, height: int) -> np.ndarray:
-        """Return (H, W) bool for pictures of this size; MaskError if that leaves nothing."""
+        """Return (H, W) bool for pictures of this size; UserError if that leaves nothing."""
         if self.picture is not None:
             if self.picture.shape != (height, width):
                 wrong = 'x'.join(map(str, self.picture.shape[::-1]))
-                raise MaskError(
+                raise UserError(
                     f"the mask '{self.name}' has {wrong} pixels and the images have "
                     f'{width}x{height}: make it at their size'
                 )
@@ -38,7 +35,7 @@ class ImageMask:
         seen = np.zeros((height, width), bool)
         seen[top : max(0, height - bottom), left : max(0, width - right)] = True
         if not seen.any():
-            raise MaskError(
+            raise UserError(
                 f"the borders '{self.name}' leave nothing of images of {width}x{height}"
             )
         return seen
@@ -48,7 +45,7 @@ def load_mask(text: str) -> ImageMask | None:
     """
     Return the mask that `text` describes: 'left,top,right,bottom' in pixels, or a picture file.
 
-    Pixels that are black in the file are masked. '' is no mask. Raises MaskError.
+    Pixels that are black in the file are masked. '' is no mask. Raises UserError.
     """
     if not text.strip():
         return None
@@ -57,14 +54,14 @@ def load_mask(text: str) -> ImageMask | None:
         return ImageMask(text, tuple(int(width) for width in borders.groups()))
     path = Path(os.path.expanduser(text))  # leaves a user that there is not
     if not path.is_file():
-        raise MaskError(
+        raise UserError(
             f"'{text}' is neither a picture file nor the widths of borders, such as '0,40,0,40' "
             'for left, top, right and bottom in pixels'
         )
     try:
         picture = open_rgb(path).any(axis=2)
     except DAMAGED_PICTURE:
-        raise MaskError(f"'{text}' is not a picture or is damaged") from None
+        raise UserError(f"'{text}' is not a picture or is damaged") from None
     if not picture.any():
-        raise MaskError(f"'{text}' is black everywhere and would mask the whole image")
+        raise UserError(f"'{text}' is black everywhere and would mask the whole image")
     return ImageMask(text, picture=picture)

@@ -14,6 +14,7 @@ from pathlib import Path
 import re
 from typing import BinaryIO, Protocol
 
+from lingbot_map.errors import UserError
 from lingbot_map.images.decoding import DAMAGED_PICTURE
 from lingbot_map.streaming.preprocess import open_rgb
 import numpy as np
@@ -28,7 +29,7 @@ _EXIF_ORIENTATION = 0x0112
 _VIDEO_ENDS_EARLY = 0.9  # containers only estimate their count; far below it, it is cut short
 
 
-class SourceError(ValueError):
+class SourceError(UserError):
     """Tell in one line what is wrong with the input and what would help."""
 
 

@@ -12,6 +12,7 @@ import logging
 from math import prod
 
 from lingbot_map.config import MODEL_PRESETS, StreamConfig
+from lingbot_map.errors import UserError
 from lingbot_map.models.gct_stream import GCTStream
 from lingbot_map.models.memory import MemoryShape
 from lingbot_map.streaming.checkpoint import set_heads_dtype, set_trunk_dtype
@@ -110,11 +111,11 @@ def predict(model: GCTStream, config: StreamConfig, height: int, width: int) -> 
 
     The weights of `model` may be on any device, also on 'meta'.
 
-    :raises ValueError: an image too wide for the network, or a width of it that is not whole.
+    :raises UserError: an image too wide for the network, or a width of it that is not whole.
     """
     patch = model.patch_size
     if config.image_width % patch:
-        raise ValueError(
+        raise UserError(
             f"'image_width' is {config.image_width}; "
             f'it must be a multiple of the patch size {patch}'
         )
@@ -181,7 +182,7 @@ def _pass_bytes(model: GCTStream, frames: int, patches: int) -> float:
     return selected + max(frames * channels * trunk_bytes, decoding) + images
 
 
-class MemoryLimitError(ValueError):
+class MemoryLimitError(UserError):
     """Say in one line how much memory is needed, how much there is, and what would fit."""
 
 

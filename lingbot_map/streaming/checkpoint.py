@@ -5,6 +5,7 @@ from pathlib import Path
 import pickle
 
 from lingbot_map.config import demo_checkpoint, MODEL_PRESETS
+from lingbot_map.errors import UserError
 from lingbot_map.models.gct_stream import GCTStream
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -16,7 +17,7 @@ OPTIONAL_GROUP = 'point_head'
 KEYS_SHOWN = 3
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError):
     """Weights that cannot be used; the message says why and what to do."""
 
 

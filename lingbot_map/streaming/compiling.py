@@ -9,6 +9,7 @@ import sys
 
 from lingbot_map.cli import writable_folder
 from lingbot_map.config import ATTENTION_BACKENDS, COMPILE_MODES
+from lingbot_map.errors import UserError
 from lingbot_map.heads.dpt_head import FRAMES_PER_CHUNK
 import torch
 from torch import nn
@@ -56,7 +57,7 @@ def compile_model(model, mode: str = 'auto', attention_backend: str = 'auto') ->
 
 
 def resolve_mode(mode: str, backend: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Return the compile mode that `compile_model` chooses; raise ValueError as it does."""
+    """Return the compile mode that `compile_model` chooses; raise UserError as it does."""
     mode = _resolved_mode(mode, backend, device, dtype)
     _resolve_backend(backend, mode, device, dtype)
     return mode
@@ -64,16 +65,16 @@ def resolve_mode(mode: str, backend: str, device: torch.device, dtype: torch.dty
 
 def _resolved_mode(mode: str, backend: str, device: torch.device, dtype: torch.dtype) -> str:
     if mode not in COMPILE_MODES:
-        raise ValueError(f"'compile_mode' is '{mode}'; use {', '.join(COMPILE_MODES)}")
+        raise UserError(f"'compile_mode' is '{mode}'; use {', '.join(COMPILE_MODES)}")
     capturable = backend == 'auto' or backend in RING_BACKENDS
     if mode == 'auto':
         if device.type != 'cuda' or dtype == torch.float32 or not _has_triton():
             return 'off'
         return 'cuda-graph' if capturable else 'reduce-overhead'
     if mode == 'cuda-graph' and device.type != 'cuda':
-        raise ValueError("'compile_mode' is 'cuda-graph', which needs a CUDA device; use auto")
+        raise UserError("'compile_mode' is 'cuda-graph', which needs a CUDA device; use auto")
     if mode == 'cuda-graph' and not capturable:
-        raise ValueError(
+        raise UserError(
             f"'compile_mode' is 'cuda-graph' and 'attention_backend' is '{backend}', which cannot "
             f'be captured; use auto, {", ".join(RING_BACKENDS)}, or another compile_mode'
         )
@@ -123,9 +124,7 @@ def uses_graph_trees(model) -> bool:
 
 def _resolve_backend(backend: str, mode: str, device: torch.device, dtype: torch.dtype) -> str:
     if backend not in ATTENTION_BACKENDS:
-        raise ValueError(
-            f"'attention_backend' is '{backend}'; use {', '.join(ATTENTION_BACKENDS)}"
-        )
+        raise UserError(f"'attention_backend' is '{backend}'; use {', '.join(ATTENTION_BACKENDS)}")
     half = dtype != torch.float32
     if backend == 'auto':
         if device.type != 'cuda' or not _has_triton():
@@ -135,11 +134,9 @@ def _resolve_backend(backend: str, mode: str, device: torch.device, dtype: torch
         capability = torch.cuda.get_device_capability(device)
         return 'cudnn' if capability >= (9, 0) else 'flash' if capability >= (8, 0) else 'triton'
     if backend != 'sdpa' and device.type != 'cuda':
-        raise ValueError(
-            f"'attention_backend' is '{backend}', which needs a CUDA device; use auto"
-        )
+        raise UserError(f"'attention_backend' is '{backend}', which needs a CUDA device; use auto")
     if backend in ('cudnn', 'flash') and not half:
-        raise ValueError(
+        raise UserError(
             f"'attention_backend' is '{backend}', which needs 'dtype' bfloat16 or float16; "
             'use auto'
         )
@@ -258,17 +255,13 @@ def _dense_heads(model) -> list[nn.Module]:
     return [head for head in heads if head is not None]
 
 
-class CompileCacheError(ValueError):
-    """A folder that cannot be used; the message says why."""
-
-
 def use_compile_cache(folder: str) -> None:
     """
     Keep compiled code in `folder`, made if missing, instead of torch's temporary one; '' does not.
 
     To be called before the first compilation.
 
-    :raises CompileCacheError: the folder cannot be made or written.
+    :raises UserError: the folder cannot be made or written.
     """
     if not folder:
         for name in list(_replaced):  # by a folder that was named earlier
@@ -277,7 +270,7 @@ def use_compile_cache(folder: str) -> None:
     try:
         path = writable_folder(folder)
     except OSError as error:
-        raise CompileCacheError(
+        raise UserError(
             f"'compile_cache_dir' is '{folder}', where nothing can be written "
             f'({error.strerror}): choose another folder'
         ) from error

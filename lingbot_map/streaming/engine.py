@@ -5,6 +5,7 @@ import logging
 import time
 
 from lingbot_map.config import StreamConfig
+from lingbot_map.errors import UserError
 from lingbot_map.models.gct_stream import GCTStream, Outputs
 from lingbot_map.models.keyframes import keyframes_for
 from lingbot_map.models.memory import StreamLimitError, StreamMemory
@@ -52,7 +53,7 @@ class StreamEngine:
         if model.camera_head is None or model.depth_head is None:
             raise ValueError('the engine needs a model with camera and depth head')
         if config.image_width % model.patch_size:
-            raise ValueError(
+            raise UserError(
                 f"'image_width' is {config.image_width}; it must be a multiple of "
                 f'the patch size {model.patch_size}'
             )
@@ -227,14 +228,14 @@ class StreamEngine:
         return results
 
     def network_size(self, height: int, width: int) -> tuple[int, int]:
-        """Return (width, height) of the network's input; raise ValueError as `pixel_map` does."""
+        """Return (width, height) of the network's input; raise UserError as `pixel_map` does."""
         return self.pixel_map(height, width).network_size
 
     def pixel_map(self, height: int, width: int) -> PixelMap:
         """
         Return how the network sees images of `height` x `width`.
 
-        :raises ValueError: an image too wide for the network.
+        :raises UserError: an image too wide for the network.
         """
         return crop_map(width, height, self._config.image_width, self._model.patch_size)
 

@@ -23,7 +23,7 @@ def load_engine(params: NodeParams) -> StreamEngine:
     Load the network onto its device; to be called in the thread that will use it.
 
     CheckpointError: the weights cannot be used. ParameterError: there is no such device, or it
-    cannot do what is asked for. CompileCacheError: the folder for compiled code cannot be used.
+    cannot do what is asked for. UserError: the folder for compiled code cannot be used.
     MemoryLimitError: the device has not enough memory; the engine's `check_memory` raises it too.
     """
     device = choose_device(params.device)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lingbot_map.errors import UserError
 import numpy as np
 from PIL import Image, ImageOps
 import torch
@@ -44,11 +45,11 @@ def crop_map(width: int, height: int, target: int, patch: int) -> PixelMap:
     """
     Return the mapping of crop mode: width becomes `target`, tall images lose top and bottom.
 
-    :raises ValueError: an image so wide that no patch row would be left.
+    :raises UserError: an image so wide that no patch row would be left.
     """
     resized = round(height * (target / width) / patch) * patch
     if resized == 0:
-        raise ValueError(
+        raise UserError(
             f'image size {width}x{height} is too wide: at network width {target} '
             f'it has no full row of {patch}-pixel patches; crop the images'
         )
@@ -132,7 +133,7 @@ def _pad(rgb: np.ndarray, target: int, patch: int) -> np.ndarray:
     else:
         size = (round(width * (target / height) / patch) * patch, target)
     if 0 in size:
-        raise ValueError(f'image size {width}x{height} has no full patch at target {target}')
+        raise UserError(f'image size {width}x{height} has no full patch at target {target}')
     resized = np.asarray(Image.fromarray(rgb).resize(size, Image.Resampling.BICUBIC))
     return _pad_to(resized, target, target)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import sys
 
 from lingbot_map.cli import Parser
+from lingbot_map.errors import UserError
 from lingbot_map.synthetic.bag import check_target, write_sample_bag
 from lingbot_map.synthetic.paths import slowed
 from lingbot_map.synthetic.rendering import Clip, render_clips, render_rooms
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.bag:
             _write_bag(options.bag)
         return 0
-    except (OSError, ValueError) as error:
+    except (UserError, OSError) as error:
         sys.stderr.write(f'error: {error}\n')
         return 1
     except KeyboardInterrupt:
@@ -52,7 +53,10 @@ def _write_preview(path):
         clip = render_clips([seed], TEST_CONFIG, 'cpu')
         frames = clip.rgb[0, :: TEST_CONFIG.num_frames // 8]
         rows.append(frames.permute(2, 0, 3, 1).flatten(1, 2))
-    Image.fromarray(torch.cat(rows).contiguous().numpy()).save(path)
+    try:
+        Image.fromarray(torch.cat(rows).contiguous().numpy()).save(path)
+    except ValueError as error:  # a suffix that Pillow does not know
+        raise UserError(str(error)) from None
 
 
 def _write_bag(path):

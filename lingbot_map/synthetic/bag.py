@@ -5,6 +5,7 @@ import io
 from pathlib import Path
 import shutil
 
+from lingbot_map.errors import UserError
 from lingbot_map.geometry import matrix_to_quaternion
 from lingbot_map.synthetic.rendering import Clip
 import numpy as np
@@ -23,16 +24,12 @@ _IMAGE_TOPIC, _INFO_TOPIC, _TRUTH_TOPIC = (
 )
 
 
-class SampleBagError(ValueError):
-    """A bag cannot be written; the message says what to do."""
-
-
 def write_sample_bag(path: Path, clip: Clip) -> None:
     """
     Write the first room of the clip at 10 Hz: JPEG images, camera_info, ground truth.
 
     Ground truth (Odometry) is the pose of the camera's optical frame in the room (z up). The bag
-    is written aside and then renamed. Raises SampleBagError if the path is taken or rosbags is
+    is written aside and then renamed. Raises UserError if the path is taken or rosbags is
     not installed.
     """
     check_target(path)
@@ -62,13 +59,13 @@ def write_sample_bag(path: Path, clip: Clip) -> None:
 
 
 def check_target(path: Path) -> None:
-    """Raise SampleBagError unless a bag can be written there."""
+    """Raise UserError unless a bag can be written there."""
     if importlib.util.find_spec('rosbags') is None:
-        raise SampleBagError("the package 'rosbags' is not installed: pip install rosbags")
+        raise UserError("the package 'rosbags' is not installed: pip install rosbags")
     if path.exists():
-        raise SampleBagError(f"'{path}' exists: choose another folder or remove it")
+        raise UserError(f"'{path}' exists: choose another folder or remove it")
     if not path.absolute().parent.is_dir():
-        raise SampleBagError(f"'{path.parent}' is not a folder: make it first")
+        raise UserError(f"'{path.parent}' is not a folder: make it first")
 
 
 def _rename(aside, path):

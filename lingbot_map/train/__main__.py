@@ -15,7 +15,8 @@ import sys
 import time
 
 from lingbot_map.cli import Parser
-from lingbot_map.streaming.checkpoint import CheckpointError, load_model
+from lingbot_map.errors import UserError
+from lingbot_map.streaming.checkpoint import load_model
 from lingbot_map.synthetic.rooms import TEST_CONFIG, TEST_SEEDS
 from lingbot_map.train.attention import MAX_FRAMES
 from lingbot_map.train.evaluation import evaluate_rooms, summary
@@ -52,7 +53,7 @@ def _resume(trainer: Trainer, file: Path) -> None:
     try:
         trainer.load(torch.load(file, map_location='cpu', weights_only=True))
     except (EOFError, LookupError, RuntimeError, TypeError, UnpicklingError, ValueError) as error:
-        raise CheckpointError(
+        raise UserError(
             f"'{file}' is damaged or no state of a training: start without --resume"
         ) from error
 
@@ -179,7 +180,7 @@ def main() -> None:
         if not args.evaluate:
             args.out.mkdir(parents=True, exist_ok=True)  # before the work, and not after it
         evaluate(args) if args.evaluate else train(args)
-    except (CheckpointError, OSError) as error:
+    except (UserError, OSError) as error:
         raise SystemExit(f'lingbot_map.train: {error}') from error
     except KeyboardInterrupt:
         raise SystemExit('lingbot_map.train: interrupted') from None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from lingbot_map.errors import UserError
 from lingbot_map.images.camera import Camera, camera_of, CameraInfoError
 from lingbot_map.images.decoding import compressed_to_rgb, to_rgb
-from lingbot_map.images.mask import load_mask, MaskError
+from lingbot_map.images.mask import load_mask
 from lingbot_map.images.view import View
 from lingbot_map_ros.input.camera_info import calibration, CameraInfoStore
 from lingbot_map_ros.parameter_spec import ParameterError
@@ -27,7 +28,7 @@ class ImageInput:
         self._view: View | None = None
         try:
             self._mask = load_mask(params.image_mask)
-        except MaskError as error:
+        except UserError as error:
             raise ParameterError(f"parameter 'image_mask': {error}") from error
 
     @property
@@ -50,7 +51,7 @@ class ImageInput:
         """
         Return the view of a map that begins with pictures of `size` (width, height).
 
-        MaskError: the mask does not fit.
+        UserError: the mask does not fit.
         """
         info = self._infos.begin()
         key = size, frame_id, calibration(info)

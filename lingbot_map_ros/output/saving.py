@@ -6,12 +6,13 @@ from datetime import datetime
 from pathlib import Path
 
 from lingbot_map.cli import writable_folder
+from lingbot_map.errors import UserError
 from lingbot_map.mapping.export import write_pcd, write_ply, write_tum
 from lingbot_map_ros.output.publishing import PublishedMap
 from lingbot_map_ros.parameter_spec import ParameterError
 
 
-class NothingToSave(ValueError):
+class NothingToSave(UserError):
     """There is no content yet, and no file was written."""
 
 

@@ -20,6 +20,7 @@ import time
 
 from lingbot_map.cli import Parser
 from lingbot_map.config import MODEL_PRESETS
+from lingbot_map.errors import UserError
 from lingbot_map.evaluation.folders import RUN_FILE
 from lingbot_map.evaluation.metrics import MetricsError
 from lingbot_map.mapping.points import POINT_DTYPE
@@ -27,7 +28,6 @@ from lingbot_map.recordings.open import find_truth, open_source
 from lingbot_map.recordings.pose_files import PoseTrack
 from lingbot_map.recordings.source import Source, SourceError
 from lingbot_map_ros.node import LingbotMapNode
-from lingbot_map_ros.parameter_spec import ParameterError
 from lingbot_map_ros.parameters import PARAMETERS
 from lingbot_map_ros.rclpy_fixes import NodeExecutor
 from lingbot_map_ros.replay import results
@@ -46,10 +46,6 @@ PROGRAM = 'lingbot_map_replay'
 IN_FLIGHT = 1
 _CLOSE_S = 5.0
 _LEAST_RATE, _MOST_RATE = 1e-3, 1e3
-
-
-class BadInput(ValueError):
-    """Tell in one line which argument cannot be used, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +69,12 @@ def main(argv: list[str] | None = None) -> int:
         job = _check(args)
         _init_ros(args, argv)
         return _replay(job, args)
-    except (BadInput, SourceError, ParameterError) as error:
-        _say_error(str(error))
-        return 2
     except (PlayerError, OSError) as error:
         _say_error(str(error))
         return 1
+    except UserError as error:
+        _say_error(str(error))
+        return 2
     except KeyboardInterrupt:
         _say_error('interrupted, nothing was written')
         return 1
@@ -129,16 +125,16 @@ def _parser() -> Parser:
 
 def _check(args: argparse.Namespace) -> Job:
     if args.rate and not _LEAST_RATE <= args.rate <= _MOST_RATE:
-        raise BadInput(f'--rate is {args.rate}: set it to {_LEAST_RATE:g} to {_MOST_RATE:g}')
+        raise UserError(f'--rate is {args.rate}: set it to {_LEAST_RATE:g} to {_MOST_RATE:g}')
     if args.params is not None and not args.params.is_file():
-        raise BadInput(f"--params: '{args.params}' is not a file")
+        raise UserError(f"--params: '{args.params}' is not a file")
     source = open_source(args.source, args.image_topic, args.fps)
     truth = find_truth(args.source, source, args.ground_truth, args.gt_frame)
     path = args.source.resolve()
     name = path.name if path.is_dir() else path.stem
     out = args.out or Path('results') / name
     if (out / RUN_FILE).exists():
-        raise BadInput(f"--out: '{out}' holds an evaluation: name another folder")
+        raise UserError(f"--out: '{out}' holds an evaluation: name another folder")
     _check_writable(out)
     return Job(source, name, truth, out, args.rate)
 
@@ -149,14 +145,14 @@ def _check_writable(out: Path) -> None:
         with tempfile.TemporaryDirectory(dir=existing):  # permissions alone do not tell
             pass
     except OSError:
-        raise BadInput(f"--out: '{existing}' is not a folder that can be written") from None
+        raise UserError(f"--out: '{existing}' is not a folder that can be written") from None
 
 
 def _without_ros_args(argv: list[str]) -> list[str]:
     try:
         return remove_ros_args(argv)
     except RuntimeError as error:  # what rclpy raises for arguments that it cannot read
-        raise BadInput(_ros_reason(error)) from None
+        raise UserError(_ros_reason(error)) from None
 
 
 def _init_ros(args: argparse.Namespace, argv: list[str]) -> None:
@@ -165,7 +161,7 @@ def _init_ros(args: argparse.Namespace, argv: list[str]) -> None:
         # Signals stay Python's: what has been played by then is still written.
         rclpy.init(args=argv + params, signal_handler_options=SignalHandlerOptions.NO)
     except RuntimeError as error:
-        raise BadInput(_ros_reason(error)) from None
+        raise UserError(_ros_reason(error)) from None
 
 
 def _ros_reason(error: RuntimeError) -> str:

@@ -7,6 +7,7 @@ import threading
 import time
 
 from diagnostic_msgs.msg import DiagnosticArray
+from lingbot_map.errors import UserError
 from lingbot_map.geometry import quaternion_to_matrix, rigid
 from lingbot_map.mapping.points import POINT_DTYPE
 from lingbot_map_ros.frame import to_ns, to_stamp
@@ -31,7 +32,7 @@ _CLOCK_PERIOD_S = 0.025  # of /clock, as ros2 bag play does it
 _LAST_ANSWERS_S = 5.0  # for poses under way when the node has finished
 
 
-class PlayerError(RuntimeError):
+class PlayerError(UserError):
     """Tell in one line why the replay cannot go on."""
 
 

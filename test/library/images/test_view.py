@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from lingbot_map.config import MODEL_PRESETS, StreamConfig
+from lingbot_map.errors import UserError
 from lingbot_map.images.camera import camera_of
-from lingbot_map.images.mask import load_mask, MaskError
+from lingbot_map.images.mask import load_mask
 from lingbot_map.images.view import GREY, turn_picture, TURNS, View
 from lingbot_map.mapping.points import PointFilter
 from lingbot_map.models.gct_stream import GCTStream
@@ -42,7 +43,7 @@ def test_black_pixels_of_a_file_are_masked(tmp_path):
     Picture.fromarray((seen * 255).astype(np.uint8)).save(tmp_path / 'mask.png')
     mask = load_mask(str(tmp_path / 'mask.png'))
     np.testing.assert_array_equal(mask.seen(W, H), seen)
-    with pytest.raises(MaskError, match='64x48.*32x24'):
+    with pytest.raises(UserError, match='64x48.*32x24'):
         mask.seen(32, 24)
 
 
@@ -62,10 +63,10 @@ def test_what_is_no_mask_is_said(tmp_path):
         (str(tmp_path / 'text.png'), 'damaged'),
         (str(tmp_path / 'black.png'), 'whole image'),
     ):
-        with pytest.raises(MaskError, match=word):
+        with pytest.raises(UserError, match=word):
             load_mask(text)
     for borders in ('40,0,24,0', '0,48,0,0', '0,0,0,100'):
-        with pytest.raises(MaskError, match=borders):
+        with pytest.raises(UserError, match=borders):
             load_mask(borders).seen(W, H)
 
 

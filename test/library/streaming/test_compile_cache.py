@@ -4,7 +4,8 @@ import os
 import subprocess
 import sys
 
-from lingbot_map.streaming.compiling import CompileCacheError, use_compile_cache
+from lingbot_map.errors import UserError
+from lingbot_map.streaming.compiling import use_compile_cache
 import pytest
 
 VARIABLES = ('TORCHINDUCTOR_CACHE_DIR', 'TRITON_CACHE_DIR')
@@ -52,6 +53,6 @@ def test_torch_writes_there(tmp_path):
 
 def test_a_file_in_its_place_is_named(tmp_path):
     (tmp_path / 'file').write_text('')
-    with pytest.raises(CompileCacheError, match=r"'compile_cache_dir' is '.*file', where nothing"):
+    with pytest.raises(UserError, match=r"'compile_cache_dir' is '.*file', where nothing"):
         use_compile_cache(str(tmp_path / 'file'))
     assert os.environ[VARIABLES[0]] == 'as before'

@@ -2,8 +2,9 @@ from dataclasses import replace
 import io
 import math
 
+from lingbot_map.errors import UserError
 from lingbot_map.synthetic.__main__ import Clip, main, render_clips, RoomConfig
-from lingbot_map.synthetic.bag import SampleBagError, write_sample_bag
+from lingbot_map.synthetic.bag import write_sample_bag
 from lingbot_map.synthetic.paths import camera_paths, slowed
 from lingbot_map.synthetic.rendering import render_rooms
 from lingbot_map.synthetic.rooms import (
@@ -274,7 +275,7 @@ def rotated_z(q):
 
 
 def test_bag_that_cannot_be_written_is_one_line(clip, tmp_path, monkeypatch, capsys):
-    with pytest.raises(SampleBagError, match='exists'):
+    with pytest.raises(UserError, match='exists'):
         write_sample_bag(tmp_path, clip)
     for path in (tmp_path, tmp_path / 'no_folder' / 'room'):
         assert main(['--bag', str(path)]) == 1
