@@ -9,7 +9,7 @@ from lingbot_map.mapping.map_frame import MapFrame
 from lingbot_map.mapping.points import PointFilter
 from lingbot_map.streaming.compiling import compilations
 from lingbot_map.streaming.engine import StreamEngine
-from lingbot_map.streaming.frame import Frame, FrameResult
+from lingbot_map.streaming.frame import FrameInput, FrameResult
 import numpy as np
 import torch
 from torch import Tensor
@@ -162,7 +162,7 @@ def _outside_ms(ready: Ready, setup: Setup, result: FrameResult) -> dict[str, fl
     pack, placed = PointFilter(), MapFrame(1.0).place(result)
     points = len(pack(placed))
     parts = {
-        f'upload and resize of {_CAMERA_WIDTH}x{height}': lambda: Frame.of(
+        f'upload and resize of {_CAMERA_WIDTH}x{height}': lambda: FrameInput.of(
             camera, None, mapping, setup.device
         ),
         f'cloud of {points} points': lambda: pack(placed),

@@ -11,7 +11,7 @@ from lingbot_map.models.keyframes import keyframes_for
 from lingbot_map.models.memory import StreamLimitError, StreamMemory
 from lingbot_map.models.windows import Similarity
 from lingbot_map.streaming.compiling import RING_BACKENDS, settle, uses_graph_trees
-from lingbot_map.streaming.frame import Frame, FrameResult, results_of
+from lingbot_map.streaming.frame import FrameInput, FrameResult, results_of
 from lingbot_map.streaming.motion_gate import MotionGate
 from lingbot_map.streaming.preprocess import crop_map, PixelMap
 from lingbot_map.streaming.roll_over import NextWindow
@@ -77,7 +77,7 @@ class StreamEngine:
         self.window, self.last_scale_step, self.last_residual = 0, 1.0, 0.0
         self._move = Similarity.identity()  # from the window's world frame to the sequence's
         self._left_behind = 0  # frames that only earlier windows kept
-        self._waiting: list[Frame] = []
+        self._waiting: list[FrameInput] = []
         self._scale_frames = 0  # size of the scale batch that was run, 0 before
         self._streamed = 0
         self._keyframes.start(None)
@@ -143,7 +143,7 @@ class StreamEngine:
         mapping = self.pixel_map(height, width)
         self.check_memory(height, width)
         self._prepare(mapping)
-        frame = Frame.noise(mapping, self._device)
+        frame = FrameInput.noise(mapping, self._device)
         size, self._network_size = self._network_size, None  # a failure leaves no size warm
         try:
             settle(self._model, lambda: self._rehearse(frame))
@@ -171,7 +171,7 @@ class StreamEngine:
         """
         if rgb.dtype != np.uint8 or rgb.ndim != 3 or rgb.shape[2] != 3 or 0 in rgb.shape:
             raise ValueError(f'expected an image (H, W, 3) uint8, got {rgb.shape} {rgb.dtype}')
-        frame = Frame.of(rgb, tag, self.pixel_map(*rgb.shape[:2]), self._device)
+        frame = FrameInput.of(rgb, tag, self.pixel_map(*rgb.shape[:2]), self._device)
         if frame.mapping.network_size != self._network_size:
             self.check_memory(*rgb.shape[:2])
             if self.frames:
@@ -260,7 +260,7 @@ class StreamEngine:
     def _runners(self) -> list[FrameRunner]:
         return [self._runner] if self._next is None else [self._runner, self._next.runner]
 
-    def _rehearse(self, frame: Frame) -> None:
+    def _rehearse(self, frame: FrameInput) -> None:
         """Capture what the compile mode captures, then stream as later, up to an eviction."""
         mode, pool = self._model.compile_mode, None
         for runner in self._runners():
@@ -280,7 +280,7 @@ class StreamEngine:
                 self._memory.adopt(self._next.memory)
                 self._next.reset()
 
-    def _rehearse_stream(self, frame: Frame, count: int) -> None:
+    def _rehearse_stream(self, frame: FrameInput, count: int) -> None:
         """Run the scale batch and `count` frames, as far as they fit; the last one is not kept."""
         self._run_scale_batch([frame] * self._config.num_scale_frames)
         room = self._memory.shape.max_keyframes - self._memory.kept
@@ -292,7 +292,7 @@ class StreamEngine:
         finally:
             self._keyframes.interval = interval
 
-    def _run_scale_batch(self, frames: list[Frame]) -> list[FrameResult]:
+    def _run_scale_batch(self, frames: list[FrameInput]) -> list[FrameResult]:
         start_s = time.perf_counter()
         self._memory.write(len(frames), keep=True)
         outputs = self._forward(frames, len(frames))
@@ -302,7 +302,7 @@ class StreamEngine:
         self._scale_frames = len(frames)
         return results
 
-    def _run_frame(self, frame: Frame, moves: bool = True) -> FrameResult:
+    def _run_frame(self, frame: FrameInput, moves: bool = True) -> FrameResult:
         """Run one frame; without motion it is no keyframe and does not count on the way to one."""
         if self._next is not None and self._next.complete:
             self._roll_over()  # only now: the frame before ran the next window's batch
@@ -353,11 +353,11 @@ class StreamEngine:
             '' if seam.consistent else '; the windows do not agree, the map may be bent here',
         )
 
-    def _forward(self, frames: list[Frame], scale_frames: int) -> Outputs:
+    def _forward(self, frames: list[FrameInput], scale_frames: int) -> Outputs:
         return self._runner(torch.stack([frame.image for frame in frames]), scale_frames)
 
     def _results(
-        self, frames: list[Frame], outputs: Outputs, kept: bool, start_s: float
+        self, frames: list[FrameInput], outputs: Outputs, kept: bool, start_s: float
     ) -> list[FrameResult]:
         first = self._scale_frames + self._streamed
         return results_of(frames, outputs, self._move, first, kept, start_s)

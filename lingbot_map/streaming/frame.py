@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Frame:
+class FrameInput:
     """An image as the network takes it."""
 
     tag: object
@@ -22,7 +22,9 @@ class Frame:
     preprocess_ms: float
 
     @classmethod
-    def of(cls, rgb: np.ndarray, tag: object, mapping: PixelMap, device: torch.device) -> 'Frame':
+    def of(
+        cls, rgb: np.ndarray, tag: object, mapping: PixelMap, device: torch.device
+    ) -> 'FrameInput':
         """Upload an image (H, W, 3) uint8 and resize it as `mapping` says."""
         start = time.perf_counter()
         if device.type == 'cpu':
@@ -34,7 +36,7 @@ class Frame:
         return cls(tag, image, mapping, 1e3 * (time.perf_counter() - start))
 
     @classmethod
-    def noise(cls, mapping: PixelMap, device: torch.device) -> 'Frame':
+    def noise(cls, mapping: PixelMap, device: torch.device) -> 'FrameInput':
         """Return a frame for rehearsals."""
         pixels = torch.randint(0, 256, (3, *mapping.network_size[::-1]), dtype=torch.uint8)
         return cls(None, pixels.to(device), mapping, 0.0)
@@ -58,7 +60,7 @@ class FrameResult:
 
 
 def results_of(
-    frames: list[Frame],
+    frames: list[FrameInput],
     outputs: Outputs,
     move: Similarity,
     first: int,
