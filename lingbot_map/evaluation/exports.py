@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from lingbot_map.evaluation.metrics import Similarity
+from lingbot_map.evaluation.metrics import Alignment
 from lingbot_map.evaluation.run import PlacedFrame
 from lingbot_map.evaluation.scoring import Matched
 from lingbot_map.geometry import invert
@@ -168,7 +168,7 @@ class RerunLog:
             self._log.log(name, rr.Points3D(_xyz(points), colors=_colours(points)))
 
     def finish(
-        self, T_map_cam: np.ndarray, matched: Matched | None, to_truth: Similarity | None
+        self, T_map_cam: np.ndarray, matched: Matched | None, to_truth: Alignment | None
     ) -> None:
         """Log both paths as a whole, the truth aligned to the map, and move the file in place."""
         rr = self._rr

@@ -20,7 +20,7 @@ class MetricsError(UserError):
 
 
 @dataclass(frozen=True)
-class Similarity:
+class Alignment:
     """Map a point p to `scale * R @ p + t`."""
 
     scale: float
@@ -31,10 +31,10 @@ class Similarity:
         """Return the mapped points, (N, 3)."""
         return self.scale * points @ self.R.T + self.t
 
-    def inverse(self) -> 'Similarity':
+    def inverse(self) -> 'Alignment':
         """Return the similarity that undoes this one."""
         R = self.R.T
-        return Similarity(1.0 / self.scale, R, -(R @ self.t) / self.scale)
+        return Alignment(1.0 / self.scale, R, -(R @ self.t) / self.scale)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Ate:
     """Absolute trajectory error and the alignment it was measured after."""
 
     error: ErrorStatistics  # distance of positions, in the unit of the truth
-    alignment: Similarity  # from estimate to truth
+    alignment: Alignment  # from estimate to truth
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Rpe:
     rotation_deg: ErrorStatistics
 
 
-def umeyama(source: np.ndarray, target: np.ndarray, with_scale: bool = True) -> Similarity:
+def umeyama(source: np.ndarray, target: np.ndarray, with_scale: bool = True) -> Alignment:
     """
     Return the least-squares similarity from source (N, 3) to target (N, 3).
 
@@ -78,7 +78,7 @@ def umeyama(source: np.ndarray, target: np.ndarray, with_scale: bool = True) -> 
     mirror = np.array([1.0, 1.0, np.sign(np.linalg.det(U) * np.linalg.det(Vt))])
     R = U * mirror @ Vt
     scale = _scale(source_0, target_0, singular @ mirror) if with_scale else 1.0
-    return Similarity(scale, R, target_mean - scale * R @ source_mean)
+    return Alignment(scale, R, target_mean - scale * R @ source_mean)
 
 
 def _scale(source_0: np.ndarray, target_0: np.ndarray, covariance: float) -> float:
@@ -101,7 +101,7 @@ def ate(estimate: np.ndarray, truth: np.ndarray, alignment: str = 'sim3') -> Ate
         raise ValueError(f"alignment is '{alignment}': set it to one of {', '.join(ALIGNMENTS)}")
     estimate, truth = _paired(estimate, truth)
     if alignment == 'none':
-        similarity = Similarity(1.0, np.eye(3), np.zeros(3))
+        similarity = Alignment(1.0, np.eye(3), np.zeros(3))
     else:
         similarity = umeyama(estimate, truth, with_scale=alignment == 'sim3')
     errors = np.linalg.norm(similarity(estimate) - truth, axis=1)

@@ -10,7 +10,7 @@ from pathlib import Path
 from lingbot_map.evaluation.exports import ColmapModel, DepthExport, RerunLog
 from lingbot_map.evaluation.folders import RUN_FILE
 from lingbot_map.evaluation.map_picture import render_map
-from lingbot_map.evaluation.metrics import ate, MetricsError, path_length, Similarity
+from lingbot_map.evaluation.metrics import Alignment, ate, MetricsError, path_length
 from lingbot_map.evaluation.plots import (
     draw_errors,
     draw_strip,
@@ -40,7 +40,7 @@ class Result:
     metrics: dict
     notes: list[str]
     matched: Matched | None
-    to_truth: Similarity | None  # Sim(3) from the map to the truth's world
+    to_truth: Alignment | None  # Sim(3) from the map to the truth's world
 
 
 def measure(planned: Plan, run: Run) -> Result:
@@ -99,7 +99,7 @@ def _mount_note(planned: Plan) -> list[str]:
     ]
 
 
-def _alignment(matched: Matched) -> Similarity | None:
+def _alignment(matched: Matched) -> Alignment | None:
     try:
         return ate(matched.T[:, :3, 3], matched.T_true[:, :3, 3], 'sim3').alignment
     except MetricsError:

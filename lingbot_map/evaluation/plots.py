@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 import io
 
-from lingbot_map.evaluation.metrics import Similarity
+from lingbot_map.evaluation.metrics import Alignment
 from lingbot_map.evaluation.run import PlacedFrame
 from lingbot_map.evaluation.scoring import Matched, pose_errors
 import matplotlib
@@ -40,7 +40,7 @@ class PreviewKeeper:
             self.previews.append(Preview(placed.stamp_ns, *arrays))
 
 
-def draw_trajectories(T_map_cam: np.ndarray, matched: Matched | None, to_truth: Similarity | None):
+def draw_trajectories(T_map_cam: np.ndarray, matched: Matched | None, to_truth: Alignment | None):
     """
     Return a PNG of the path from above and from the side, in the axes of the map.
 
@@ -67,7 +67,7 @@ def draw_trajectories(T_map_cam: np.ndarray, matched: Matched | None, to_truth: 
     return _png(figure)
 
 
-def draw_errors(matched: Matched, to_truth: Similarity) -> bytes:
+def draw_errors(matched: Matched, to_truth: Alignment) -> bytes:
     """Return a PNG of the errors of position and rotation over time, after the alignment."""
     distances, angles = pose_errors(matched, to_truth)
     seconds = (matched.stamps_ns - matched.stamps_ns[0]) * 1e-9

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from lingbot_map.evaluation.metrics import (
+    Alignment,
     ALIGNMENTS,
     associate,
     Ate,
@@ -19,7 +20,6 @@ from lingbot_map.evaluation.metrics import (
     rotation_angles_deg,
     rpe,
     rpe_over_path,
-    Similarity,
 )
 from lingbot_map.recordings.pose_files import PoseTrack
 import numpy as np
@@ -118,7 +118,7 @@ def score(matched: Matched, options: ScoreOptions) -> tuple[dict, list[str]]:
     return figures, list(dict.fromkeys(notes))
 
 
-def pose_errors(matched: Matched, alignment: Similarity) -> tuple[np.ndarray, np.ndarray]:
+def pose_errors(matched: Matched, alignment: Alignment) -> tuple[np.ndarray, np.ndarray]:
     """Return position errors (M,) [m] and rotation errors (M,) [deg] after an alignment."""
     distances = np.linalg.norm(alignment(matched.T[:, :3, 3]) - matched.T_true[:, :3, 3], axis=1)
     turned = alignment.R @ matched.T[:, :3, :3]

@@ -1,12 +1,12 @@
 """Trajectory errors against figures worked out by hand."""
 
 from lingbot_map.evaluation.metrics import (
+    Alignment,
     associate,
     ate,
     MetricsError,
     path_length,
     rpe,
-    Similarity,
     umeyama,
 )
 import numpy as np
@@ -29,7 +29,7 @@ def line_of_poses(xs, yaw_step_deg=0.0):
 
 
 def test_umeyama_finds_the_similarity_that_was_applied():
-    known = Similarity(
+    known = Alignment(
         2.5, about_z(30) @ about_z(5).T[[1, 2, 0]][:, [1, 2, 0]], np.array([1.0, -2, 3])
     )
     found = umeyama(CORNERS, known(CORNERS))
@@ -39,7 +39,7 @@ def test_umeyama_finds_the_similarity_that_was_applied():
 
 
 def test_inverse_undoes_a_similarity():
-    similarity = Similarity(0.5, about_z(70), np.array([4.0, 5, 6]))
+    similarity = Alignment(0.5, about_z(70), np.array([4.0, 5, 6]))
     np.testing.assert_allclose(similarity.inverse()(similarity(CORNERS)), CORNERS, atol=1e-12)
 
 
@@ -55,7 +55,7 @@ def test_umeyama_never_mirrors():
 
 
 def test_sim3_ate_of_a_similar_path_is_zero():
-    estimate = Similarity(0.2, about_z(100), np.array([9.0, 9, 9]))(CORNERS)
+    estimate = Alignment(0.2, about_z(100), np.array([9.0, 9, 9]))(CORNERS)
     result = ate(estimate, CORNERS)
     assert result.error.rmse == pytest.approx(0.0, abs=1e-12)
     assert result.alignment.scale == pytest.approx(5.0)

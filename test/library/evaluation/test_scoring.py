@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import zipfile
 
-from lingbot_map.evaluation.metrics import MetricsError, rpe_over_path, Similarity
+from lingbot_map.evaluation.metrics import Alignment, MetricsError, rpe_over_path
 from lingbot_map.evaluation.scoring import match, pose_errors, score, ScoreOptions
 from lingbot_map.mapping.export import write_tum
 from lingbot_map.recordings.pose_files import PoseTrack
@@ -60,7 +60,7 @@ def moved(T, similarity):
 
 def test_a_similar_path_has_no_error_and_its_scale_is_found():
     truth = winding()
-    known = Similarity(2.5, about_z(40)[[1, 2, 0]][:, [1, 2, 0]], np.array([3.0, -1, 2]))
+    known = Alignment(2.5, about_z(40)[[1, 2, 0]][:, [1, 2, 0]], np.array([3.0, -1, 2]))
     figures, notes = scored(moved(truth, known.inverse()), truth)
     assert figures['scale'] == pytest.approx(2.5)
     assert figures['ate']['sim3']['rmse'] == pytest.approx(0, abs=1e-12)
@@ -129,7 +129,7 @@ def test_a_path_that_does_not_move_has_no_scale():
 
 def test_errors_over_time_are_those_after_the_alignment():
     truth = straight()
-    known = Similarity(2.0, about_z(90), np.array([1.0, 2, 3]))
+    known = Alignment(2.0, about_z(90), np.array([1.0, 2, 3]))
     estimate = moved(truth, known.inverse())
     estimate[7, :3, 3] += np.array([0.25, 0, 0])
     estimate[9, :3, :3] = estimate[9, :3, :3] @ about_z(12)
@@ -210,7 +210,7 @@ def evo(program, folder, *options):
 def test_evo_gives_the_same_figures(tmp_path):
     truth = winding()
     noise = 0.05 * np.random.default_rng(1).standard_normal((len(truth), 3))
-    estimate = moved(truth, Similarity(0.4, about_z(70), np.array([1.0, 2, 3])))
+    estimate = moved(truth, Alignment(0.4, about_z(70), np.array([1.0, 2, 3])))
     estimate[:, :3, 3] += noise
     estimate[:, :3, :3] = [R @ about_z(i * 0.3) for i, R in enumerate(estimate[:, :3, :3])]
     write_tum(tmp_path / 'truth.tum', stamps(len(truth)).tolist(), truth)
