@@ -256,17 +256,17 @@ def evaluate(
     if device.type == 'cuda':
         torch.cuda.reset_peak_memory_stats(device)
     with whole_folder(out) as folder, Outputs(folder, planned) as outputs:
-        run, timing = run_recording(
+        estimate, timing = run_recording(
             engine,
             tqdm(pictures, desc=planned.recording.name, unit='image'),
             settings['scale'],
             planned.viewing,
             outputs.consumers,
         )
-        if not len(run.stamps_ns):
+        if not len(estimate.stamps_ns):
             raise SourceError('the network gave no finite pose: nothing to write')
-        times = timing_values(timing, run, device)
-        outputs.write(run, times, _complete_record(planned, engine, record, out.parent))
+        times = timing_values(timing, estimate, device)
+        outputs.write(estimate, times, _complete_record(planned, engine, record, out.parent))
 
 
 def _complete_record(planned: Plan, engine: StreamEngine, record: dict, out: Path) -> dict:

@@ -20,7 +20,7 @@ from lingbot_map.evaluation.plots import (
 )
 from lingbot_map.evaluation.recording import Plan, SelectedPictures
 from lingbot_map.evaluation.report import as_html, Report
-from lingbot_map.evaluation.run import PlacedFrame, Run
+from lingbot_map.evaluation.run import EstimatedPath, PlacedFrame
 from lingbot_map.evaluation.scoring import match, Matched, score, ScoreOptions
 from lingbot_map.mapping.export import write_bytes, write_kitti, write_ply, write_tum
 from lingbot_map.mapping.map_store import MapStore
@@ -36,36 +36,36 @@ class Result:
     """What metrics.json holds, and what the pictures need beside it."""
 
     name: str
-    run: Run
+    estimate: EstimatedPath
     metrics: dict
     notes: list[str]
     matched: Matched | None
     to_truth: Alignment | None  # Sim(3) from the map to the truth's world
 
 
-def measure(planned: Plan, run: Run) -> Result:
-    """Return the figures of a run, which are functions of its poses alone."""
+def measure(planned: Plan, estimate: EstimatedPath) -> Result:
+    """Return the figures of a trajectory, which are functions of its poses alone."""
     settings, truth = planned.settings, planned.truth
     notes = [RANDOM_NOTE] if settings['checkpoint'] == 'random' else []
     notes += planned.notes
     metrics = {
-        'images': run.images,
-        'poses': len(run.stamps_ns),
-        'keyframes': int(run.is_keyframe.sum()),
-        'windows': run.windows,
-        'coverage_percent': 100 * len(run.stamps_ns) / run.images,
-        'duration_s': (run.stamps_ns[-1] - run.stamps_ns[0]) * 1e-9,
-        'path_length_map_units': path_length(run.T_map_cam[:, :3, 3]),
+        'images': estimate.images,
+        'poses': len(estimate.stamps_ns),
+        'keyframes': int(estimate.is_keyframe.sum()),
+        'windows': estimate.windows,
+        'coverage_percent': 100 * len(estimate.stamps_ns) / estimate.images,
+        'duration_s': (estimate.stamps_ns[-1] - estimate.stamps_ns[0]) * 1e-9,
+        'path_length_map_units': path_length(estimate.T_map_cam[:, :3, 3]),
         'ground_truth': None,
     }
     matched = to_truth = None
     if truth is not None:
-        matched = match(run.stamps_ns, run.T_map_cam, truth, settings['tolerance'])
+        matched = match(estimate.stamps_ns, estimate.T_map_cam, truth, settings['tolerance'])
         options = ScoreOptions(
             settings['tolerance'], settings['rpe_frames'], settings['rpe_metres']
         )
         figures, lines = score(matched, options)
-        notes += [*_coverage_note(len(matched.stamps_ns), run.images), *lines]
+        notes += [*_coverage_note(len(matched.stamps_ns), estimate.images), *lines]
         notes += _mount_note(planned)
         to_truth = _alignment(matched)
         metrics['ground_truth'] = {
@@ -73,12 +73,12 @@ def measure(planned: Plan, run: Run) -> Result:
             'tolerance_s': settings['tolerance'],
             'offset_s': settings['gt_offset'],
             'matched': len(matched.stamps_ns),
-            'matched_percent': 100 * len(matched.stamps_ns) / run.images,
+            'matched_percent': 100 * len(matched.stamps_ns) / estimate.images,
             'largest_gap_s': matched.largest_gap_s,
         }
         metrics |= figures
     metrics['notes'] = notes
-    return Result(planned.recording.name, run, metrics, notes, matched, to_truth)
+    return Result(planned.recording.name, estimate, metrics, notes, matched, to_truth)
 
 
 def _coverage_note(matched: int, images: int) -> list[str]:
@@ -115,11 +115,11 @@ def illustrate(
     record: dict,
 ) -> None:
     """Write the pictures and report.html, which holds them all."""
-    run, matched, to_truth = result.run, result.matched, result.to_truth
-    positions, truth_xyz = run.T_map_cam[:, :3, 3], None
+    estimate, matched, to_truth = result.estimate, result.matched, result.to_truth
+    positions, truth_xyz = estimate.T_map_cam[:, :3, 3], None
     if to_truth is not None:
         truth_xyz = to_truth.inverse()(matched.T_true[:, :3, 3])
-    title = f'{result.name}: {len(run.stamps_ns)} poses'
+    title = f'{result.name}: {len(estimate.stamps_ns)} poses'
     pictures = {
         'map.png': (
             'The map, from above and from the side',
@@ -127,7 +127,7 @@ def illustrate(
         ),
         'trajectory.png': (
             'The path' + (', the ground truth aligned to it by Sim(3)' if to_truth else ''),
-            draw_trajectories(run.T_map_cam, matched, to_truth),
+            draw_trajectories(estimate.T_map_cam, matched, to_truth),
         ),
     }
     if to_truth is not None:
@@ -201,24 +201,24 @@ class Outputs:
         if self._rerun is not None:
             self._rerun.close()
 
-    def write(self, run: Run, times: dict, record: dict) -> None:
+    def write(self, estimate: EstimatedPath, times: dict, record: dict) -> None:
         """Write all files; `times` and `record` are the contents of timing.json and run.yaml."""
         folder, points = self._folder, self._store.snapshot()
-        write_tum(folder / 'trajectory.tum', run.stamps_ns, run.T_map_cam)
-        write_kitti(folder / 'trajectory.kitti', run.T_map_cam)
+        write_tum(folder / 'trajectory.tum', estimate.stamps_ns, estimate.T_map_cam)
+        write_kitti(folder / 'trajectory.kitti', estimate.T_map_cam)
         write_ply(folder / 'map.ply', points)
         if self._depth is not None:
             self._depth.write()
         if self._colmap is not None:
             self._colmap.write(points)
-        result = measure(self._planned, run)
+        result = measure(self._planned, estimate)
         _write_json(folder / 'metrics.json', result.metrics)
         _write_json(folder / 'timing.json', times)
         text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
         write_bytes(folder / RUN_FILE, text.encode())
         illustrate(folder, result, points, self._previews.previews, times, record)
         if self._rerun is not None:
-            self._rerun.finish(run.T_map_cam, result.matched, result.to_truth)
+            self._rerun.finish(estimate.T_map_cam, result.matched, result.to_truth)
 
 
 def _evenly(pictures: SelectedPictures) -> list[int]:

@@ -63,8 +63,8 @@ DIRECT = Viewing()  # as the pictures are
 
 
 @dataclass(frozen=True)
-class Run:
-    """The trajectory of one recording; rows are the pictures that have a pose."""
+class EstimatedPath:
+    """The trajectory of one recording; rows are the images that have a pose."""
 
     stamps_ns: list[int]
     T_map_cam: np.ndarray  # (N, 4, 4)
@@ -91,7 +91,7 @@ def run_recording(
     scale: float = 1.0,
     viewing: Viewing = DIRECT,
     consumers: Sequence[Callable[[PlacedFrame], None]] = (),
-) -> tuple[Run, Timing]:
+) -> tuple[EstimatedPath, Timing]:
     """
     Stream (stamp_ns, rgb) pairs, at least one, into a map of their own.
 
@@ -112,7 +112,7 @@ def run_recording(
         for consume in consumers:
             as_mounted = turn_picture(rgb, -viewing.degrees % 360)
             consume(PlacedFrame(stamp_ns, as_mounted, frame))
-    run = Run(
+    estimate = EstimatedPath(
         [stamp_ns for stamp_ns, _, _ in rows],
         np.array([T for _, T, _ in rows]).reshape(-1, 4, 4),
         np.array([is_keyframe for *_, is_keyframe in rows], bool),
@@ -120,7 +120,7 @@ def run_recording(
         feed.size,
         engine.window + 1,
     )
-    return run, feed.timing(time.perf_counter() - started_s)
+    return estimate, feed.timing(time.perf_counter() - started_s)
 
 
 class _Feed:
@@ -194,13 +194,15 @@ def _memory_is_full(stamp_ns: int) -> SourceError:
     )
 
 
-def timing_values(timing: Timing, run: Run, device: torch.device) -> dict[str, object]:
+def timing_values(
+    timing: Timing, estimate: EstimatedPath, device: torch.device
+) -> dict[str, object]:
     """Return the content of timing.json."""
     frame_ms = timing.frame_ms
     on_gpu = device.type == 'cuda'
     return {
-        'fps': run.images / timing.engine_s,
-        'fps_with_reading_and_exports': run.images / (timing.total_s - timing.warm_up_s),
+        'fps': estimate.images / timing.engine_s,
+        'fps_with_reading_and_exports': estimate.images / (timing.total_s - timing.warm_up_s),
         'latency_ms': {f'p{p}': float(np.percentile(frame_ms, p)) for p in (50, 90, 95, 99)}
         | {'max': max(frame_ms)}
         if frame_ms
