@@ -134,7 +134,7 @@ def say_error(text: str) -> None:
 
 
 @dataclass(frozen=True)
-class Job:
+class EvaluationJob:
     """What all recordings of one call share."""
 
     settings: dict
@@ -157,7 +157,7 @@ def main(argv: list[str] | None = None) -> int:
             todo = [r for r in recordings if overwrite or not is_finished(out, r, settings)]
             if rerun is not None and not todo:
                 raise SettingsError('it is finished already: add --overwrite for a --rerun file')
-            job = Job(settings, kernels, out, rerun)
+            job = EvaluationJob(settings, kernels, out, rerun)
             return _evaluate_all(recordings, todo, job)
     except UserError as error:
         say_error(str(error))
@@ -189,7 +189,7 @@ def _check_rerun(rerun: Path | None, recordings: int) -> None:
     require_rerun()
 
 
-def _evaluate_all(recordings: list[Recording], todo: list[Recording], job: Job) -> int:
+def _evaluate_all(recordings: list[Recording], todo: list[Recording], job: EvaluationJob) -> int:
     load_once = functools.cache(lambda: load(job.settings))  # once the first input is checked
     done = [recording for recording in recordings if recording not in todo]
     stopped = False
@@ -221,7 +221,7 @@ def _evaluate_all(recordings: list[Recording], todo: list[Recording], job: Job) 
     return 0 if len(done) == len(recordings) else 1 if done or stopped else 2
 
 
-def _evaluate_one(planned: Plan, load_once: Callable[[], Loaded], job: Job) -> None:
+def _evaluate_one(planned: Plan, load_once: Callable[[], Loaded], job: EvaluationJob) -> None:
     source, folder = planned.recording.source, job.out / planned.recording.name
     for topic, kind, count in getattr(source, 'topics', ()):
         mark = '*' if topic == source.image_topic else ' '

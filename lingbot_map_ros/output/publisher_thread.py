@@ -6,25 +6,25 @@ from collections.abc import Callable
 import threading
 import time
 
-Job = Callable[[], None]
+Task = Callable[[], None]
 _LONGEST_WAIT_S = 1.0  # until a new rate is looked at
 
 
 class PublisherThread:
     """
-    Runs jobs one after the other; of each kind at most one waits, and the newest wins.
+    Runs tasks one after the other; of each kind at most one waits, and the newest wins.
 
-    With `lossless` nothing is replaced: whoever hands over a job waits until its kind is free.
+    With `lossless` nothing is replaced: whoever hands over a task waits until its kind is free.
     What fails when `is_connected` no longer holds is no error, but the end of the thread.
     """
 
     def __init__(self, lossless: bool, logger, is_connected: Callable[[], bool] = lambda: True):
-        self.errors = 0  # jobs that raised
+        self.errors = 0  # tasks that raised
         self._lossless = lossless
         self._logger, self._is_connected = logger, is_connected
         self._changed = threading.Condition()
-        self._jobs: dict[str, Job] = {}
-        self._repeated: list[tuple[Callable[[], float], Job]] = []
+        self._tasks: dict[str, Task] = {}
+        self._repeated: list[tuple[Callable[[], float], Task]] = []
         self._ran_s: list[float] = []
         self._busy = self._stopping = False
         self._thread = threading.Thread(target=self._run, name='publisher', daemon=True)
@@ -32,25 +32,25 @@ class PublisherThread:
     def start(self) -> None:
         self._thread.start()
 
-    def repeat(self, rate_hz: Callable[[], float], job: Job) -> None:
-        """Run `job` at a rate that may change; to be called before `start`."""
-        self._repeated.append((rate_hz, job))
+    def repeat(self, rate_hz: Callable[[], float], task: Task) -> None:
+        """Run `task` at a rate that may change; to be called before `start`."""
+        self._repeated.append((rate_hz, task))
         self._ran_s.append(-float('inf'))
 
-    def hand(self, kind: str, job: Job) -> None:
+    def hand(self, kind: str, task: Task) -> None:
         with self._changed:
             if self._lossless:
-                self._changed.wait_for(lambda: kind not in self._jobs or self._stopping)
-            self._jobs[kind] = job
+                self._changed.wait_for(lambda: kind not in self._tasks or self._stopping)
+            self._tasks[kind] = task
             self._changed.notify_all()
 
     def drain(self) -> None:
         """Wait until all that was handed over has run."""
         with self._changed:
-            self._changed.wait_for(lambda: not (self._jobs or self._busy) or self._stopping)
+            self._changed.wait_for(lambda: not (self._tasks or self._busy) or self._stopping)
 
     def stop(self, timeout_s: float) -> None:
-        """End after the present job; what waits is dropped."""
+        """End after the present task; what waits is dropped."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -60,23 +60,23 @@ class PublisherThread:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._jobs or self._stopping, self._idle_s())
+                self._changed.wait_for(lambda: self._tasks or self._stopping, self._idle_s())
                 if self._stopping:
                     return
-                jobs = self._due_jobs()
-                if self._jobs:
-                    jobs.append(self._jobs.pop(next(iter(self._jobs))))
-                self._busy = bool(jobs)
+                tasks = self._due_tasks()
+                if self._tasks:
+                    tasks.append(self._tasks.pop(next(iter(self._tasks))))
+                self._busy = bool(tasks)
                 self._changed.notify_all()
-            for job in jobs:
-                self._guarded(job)
+            for task in tasks:
+                self._guarded(task)
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
 
-    def _guarded(self, job: Job) -> None:
+    def _guarded(self, task: Task) -> None:
         try:
-            job()
+            task()
         except Exception as error:  # the top of this thread: if it ended, the worker would wait
             if not self._is_connected():
                 self._stopping = True
@@ -96,11 +96,11 @@ class PublisherThread:
         rate_hz, _ = self._repeated[i]
         return self._ran_s[i] + 1 / rate_hz()
 
-    def _due_jobs(self) -> list[Job]:
+    def _due_tasks(self) -> list[Task]:
         now_s = time.monotonic()
-        jobs = []
-        for i, (_, job) in enumerate(self._repeated):
+        tasks = []
+        for i, (_, task) in enumerate(self._repeated):
             if self._due_s(i) <= now_s:
                 self._ran_s[i] = now_s
-                jobs.append(job)
-        return jobs
+                tasks.append(task)
+        return tasks

@@ -49,7 +49,7 @@ _LEAST_RATE, _MOST_RATE = 1e-3, 1e3
 
 
 @dataclass(frozen=True)
-class Job:
+class ReplayJob:
     """What is played, compared with and written, checked."""
 
     source: Source
@@ -123,7 +123,7 @@ def _parser() -> Parser:
     return parser
 
 
-def _check(args: argparse.Namespace) -> Job:
+def _check(args: argparse.Namespace) -> ReplayJob:
     if args.rate and not _LEAST_RATE <= args.rate <= _MOST_RATE:
         raise UserError(f'--rate is {args.rate}: set it to {_LEAST_RATE:g} to {_MOST_RATE:g}')
     if args.params is not None and not args.params.is_file():
@@ -136,7 +136,7 @@ def _check(args: argparse.Namespace) -> Job:
     if (out / RUN_FILE).exists():
         raise UserError(f"--out: '{out}' holds an evaluation: name another folder")
     _check_writable(out)
-    return Job(source, name, truth, out, args.rate)
+    return ReplayJob(source, name, truth, out, args.rate)
 
 
 def _check_writable(out: Path) -> None:
@@ -169,7 +169,7 @@ def _ros_reason(error: RuntimeError) -> str:
     return ' '.join(str(error).split(', at ')[0].split())
 
 
-def _replay(job: Job, args: argparse.Namespace) -> int:
+def _replay(job: ReplayJob, args: argparse.Namespace) -> int:
     node = LingbotMapNode(parameter_overrides=_overrides(args))
     with _spinning(node, NodeExecutor()):
         try:
@@ -220,7 +220,7 @@ def _spinning(node: Node, executor: Executor) -> Iterator[None]:
         node.destroy_node()
 
 
-def _play(player: Player, job: Job) -> bool:
+def _play(player: Player, job: ReplayJob) -> bool:
     """Send all pictures; tell whether Ctrl-C or damaged input cut it short."""
     first_ns, start_s = None, 0.0
     try:
@@ -249,7 +249,7 @@ def _play(player: Player, job: Job) -> bool:
 
 
 def _conclude(
-    job: Job, player: Player, points: np.ndarray, settings: dict, interrupted: bool
+    job: ReplayJob, player: Player, points: np.ndarray, settings: dict, interrupted: bool
 ) -> int:
     """Write and print what came of it; return the exit code."""
     stamps_ns, T_map_cam = player.trajectory()

@@ -54,7 +54,7 @@ def test_clouds_that_wait_to_be_published_do_not_survive_a_reset():
         assert started.wait(WAIT_S)
         rig.send(1.0)
         rig.wait_for('odometry', 1)
-        rig.wait(lambda: {'points', 'map'} <= set(outputs._thread._jobs))
+        rig.wait(lambda: {'points', 'map'} <= set(outputs._thread._tasks))
         assert rig.call('reset').success
         opened.set()
         rig.call('flush')

@@ -74,7 +74,7 @@ def test_who_takes_clouds_slowly_slows_down_no_pose_and_no_memory_fills(monkeypa
             rig.send(float(i))
             rig.wait_for('odometry', i)
         rig.wait_for('processed', 30)  # its cloud is handed over by then
-        assert len(rig.node.pipeline.outputs._thread._jobs) == 1
+        assert len(rig.node.pipeline.outputs._thread._tasks) == 1
         assert built == [1]
         opened.set()
         rig.wait_for('points', 2)

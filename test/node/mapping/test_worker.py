@@ -125,7 +125,7 @@ def make_thread():
         thread.stop(WAIT_S)
 
 
-def test_waiting_jobs_of_a_kind_are_replaced_by_the_newest(make_thread):
+def test_waiting_tasks_of_a_kind_are_replaced_by_the_newest(make_thread):
     thread, gate, done = make_thread(lossless=False), threading.Event(), []
     started = threading.Event()
     thread.hand('points', lambda: (started.set(), gate.wait(WAIT_S)))
@@ -138,7 +138,7 @@ def test_waiting_jobs_of_a_kind_are_replaced_by_the_newest(make_thread):
     assert done == [4, 'depth']
 
 
-def test_lossless_jobs_all_run_in_order(make_thread):
+def test_lossless_tasks_all_run_in_order(make_thread):
     thread, done = make_thread(lossless=True), []
     for i in range(50):
         thread.hand('points', lambda i=i: done.append(i))
@@ -172,7 +172,7 @@ def test_a_failing_job_is_logged_and_the_next_one_runs(make_thread):
     assert 'ZeroDivisionError' in log.lines[0]
 
 
-def test_repeated_jobs_run_again_and_again(make_thread):
+def test_repeated_tasks_run_again_and_again(make_thread):
     counted = threading.Semaphore(0)
     make_thread(lossless=False, repeated=[counted.release])
     for _ in range(3):
