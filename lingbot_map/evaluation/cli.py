@@ -29,7 +29,7 @@ from lingbot_map.evaluation.folders import (
     whole_folder,
     writable_folder,
 )
-from lingbot_map.evaluation.outputs import line, Outputs
+from lingbot_map.evaluation.outputs import EvaluationFiles, line
 from lingbot_map.evaluation.recording import Plan, plan
 from lingbot_map.evaluation.report import table_row, write_table
 from lingbot_map.evaluation.run import deterministic_kernels, run_recording, timing_values
@@ -255,18 +255,18 @@ def evaluate(
     engine.keyframe_interval = planned.keyframe_interval
     if device.type == 'cuda':
         torch.cuda.reset_peak_memory_stats(device)
-    with whole_folder(out) as folder, Outputs(folder, planned) as outputs:
+    with whole_folder(out) as folder, EvaluationFiles(folder, planned) as files:
         estimate, timing = run_recording(
             engine,
             tqdm(pictures, desc=planned.recording.name, unit='image'),
             settings['scale'],
             planned.viewing,
-            outputs.consumers,
+            files.consumers,
         )
         if not len(estimate.stamps_ns):
             raise SourceError('the network gave no finite pose: nothing to write')
         times = timing_values(timing, estimate, device)
-        outputs.write(estimate, times, _complete_record(planned, engine, record, out.parent))
+        files.write(estimate, times, _complete_record(planned, engine, record, out.parent))
 
 
 def _complete_record(planned: Plan, engine: StreamEngine, record: dict, out: Path) -> dict:

@@ -166,7 +166,7 @@ def line(name: str, metrics: dict, times: dict) -> str:
 _PREVIEWS = 6
 
 
-class Outputs:
+class EvaluationFiles:
     """
     The files of one evaluation in `folder`.
 
@@ -194,7 +194,7 @@ class Outputs:
             self._rerun = RerunLog(planned.rerun, choose)
             self.consumers.append(self._rerun)
 
-    def __enter__(self) -> Outputs:
+    def __enter__(self) -> EvaluationFiles:
         return self
 
     def __exit__(self, *_) -> None:
