@@ -10,10 +10,9 @@ from lingbot_map.layers.vit import encoder_size, PatchEmbed, PatchEncoder
 from lingbot_map.models.cuda import side_stream, tf32
 from lingbot_map.models.memory import MemoryShape, StreamMemory
 from lingbot_map.models.sequence_drivers import SequenceDrivers
+from lingbot_map.models.windows import Outputs
 import torch
 from torch import nn, Tensor
-
-Outputs = dict[str, Tensor]
 
 
 class GCTStream(SequenceDrivers, nn.Module):

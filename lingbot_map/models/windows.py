@@ -10,7 +10,7 @@ from lingbot_map.geometry import matrix_to_quaternion, quaternion_to_matrix, rig
 import torch
 from torch import Tensor
 
-Outputs = dict[str, Tensor]
+Outputs = dict[str, Tensor]  # of the network, by name
 MIN_SCALE, MAX_SCALE = 1e-3, 1e3
 
 

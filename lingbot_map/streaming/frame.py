@@ -4,8 +4,7 @@ from dataclasses import dataclass
 import time
 
 from lingbot_map.geometry import decode_pose
-from lingbot_map.models.gct_stream import Outputs
-from lingbot_map.models.windows import Similarity
+from lingbot_map.models.windows import Outputs, Similarity
 from lingbot_map.streaming.preprocess import PixelMap, resize_on_device, resize_pillow
 import numpy as np
 import torch

@@ -5,8 +5,9 @@ from contextlib import AbstractContextManager, nullcontext
 import threading
 
 from lingbot_map.layers.attention import attend_fully
-from lingbot_map.models.gct_stream import GCTStream, Outputs
+from lingbot_map.models.gct_stream import GCTStream
 from lingbot_map.models.memory import StreamMemory
+from lingbot_map.models.windows import Outputs
 from lingbot_map.streaming import compiling
 import torch
 from torch import Tensor

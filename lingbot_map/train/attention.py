@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from lingbot_map.layers.attention import attend_masked
-from lingbot_map.models.gct_stream import GCTStream, Outputs
+from lingbot_map.models.gct_stream import GCTStream
+from lingbot_map.models.windows import Outputs
 import torch
 from torch import Tensor
 from torch.nn import functional as F
