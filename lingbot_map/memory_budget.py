@@ -12,9 +12,9 @@ from lingbot_map.config import (
     LIMIT_POLICIES,
     MODEL_PRESETS,
     PRESET_IMAGE_WIDTH,
-    StreamConfig,
 )
 from lingbot_map.errors import UserError
+from lingbot_map.settings import StreamConfig
 from lingbot_map.streaming.budget import (
     blank_model,
     check_memory,

@@ -61,8 +61,8 @@ def _run(received: list[int], args: list[str] | None) -> int:
             reason = f'unknown ROS arguments: {reason}'
         sys.stderr.write(f'lingbot_map_node: {reason}\n')
         return 2
+    from lingbot_map.settings import ParameterError
     from lingbot_map_ros.node import LingbotMapNode
-    from lingbot_map_ros.parameter_spec import ParameterError
 
     try:
         # A signal may have come during the imports, which take seconds: nothing is started then.

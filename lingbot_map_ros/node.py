@@ -9,6 +9,7 @@ import threading
 
 from diagnostic_msgs.msg import DiagnosticArray
 from lingbot_map.errors import describe, UserError
+from lingbot_map.settings import ParameterError
 from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map.streaming.loading import load_engine, weights_origin
 from lingbot_map_ros import diagnostics
@@ -16,7 +17,6 @@ from lingbot_map_ros.input.image_topic import ImageTopic, SilenceWatch
 from lingbot_map_ros.mapping.map_session import State
 from lingbot_map_ros.mapping.pipeline import Pipeline
 from lingbot_map_ros.mapping.scale import scale_notice
-from lingbot_map_ros.parameter_spec import ParameterError
 from lingbot_map_ros.parameters import (
     check_overrides,
     declare_params,

@@ -6,8 +6,9 @@ import gc
 import time
 
 from lingbot_map.benchmark.recipe import fill_model
-from lingbot_map.config import MODEL_PRESETS, StreamConfig
+from lingbot_map.config import MODEL_PRESETS
 from lingbot_map.models.gct_stream import GCTStream
+from lingbot_map.settings import StreamConfig
 from lingbot_map.streaming.checkpoint import (
     default_dtype,
     load_model,

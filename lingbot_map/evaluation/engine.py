@@ -1,4 +1,4 @@
-"""The node's engine for an evaluation, and a record of what it is."""
+"""Load the engine of an evaluation, and record what it is."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 import platform
 
+from lingbot_map.settings import build, EngineSettings, network_width
 from lingbot_map.streaming.checkpoint import default_dtype, resolve
 from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map.streaming.loading import choose_device, load_engine
-from lingbot_map_ros.parameters import NodeParams, PARAMETERS
-from lingbot_map_ros.stream_settings import network_width
 import torch
 
 _PACKAGES = ('lingbot_map_ros', 'torch', 'numpy', 'pillow', 'rosbags', 'opencv-python-headless')
-_INTERVAL = 'keyframe_interval'  # 0 here, which is no parameter of the node, and set per recording
+_INTERVAL = 'keyframe_interval'  # may be 0 here; the engine's is set for each recording
 
 
 @dataclass(frozen=True)
@@ -31,12 +30,10 @@ class Loaded:
 
 def load(settings: dict) -> Loaded:
     """Load the network; CheckpointError, ParameterError: weights or device cannot be used."""
-    names = settings.keys() & PARAMETERS.keys() - {_INTERVAL}
-    values = {name: settings[name] for name in names}
+    values = {name: value for name, value in settings.items() if name != _INTERVAL}
     if values['keyframe_policy'] == 'auto':  # each recording sets the interval that it needs
         values['keyframe_policy'] = 'interval'
-    values['motion_gate'] = False  # every image gets its pose
-    params = NodeParams.from_values(values)
+    params = build(EngineSettings, values)
     device = choose_device(params.device)
     dtype = default_dtype(device) if params.dtype == 'auto' else getattr(torch, params.dtype)
     engine = load_engine(params)

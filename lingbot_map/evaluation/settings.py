@@ -1,8 +1,8 @@
 """
-Everything that decides what an evaluation gives: names, ranges, defaults, files.
+Settings of an evaluation: names, ranges, defaults, files.
 
-Settings of the network and of the map are the node's parameters of the same names. A setting is a
-flag `--like-this` on the command line and a line of run.yaml.
+Those of the network and the map are declared in `lingbot_map.settings`, as for the node. A setting
+is a flag `--like-this` on the command line and a line of run.yaml.
 """
 
 from __future__ import annotations
@@ -14,78 +14,66 @@ from pathlib import Path
 
 from lingbot_map.errors import UserError
 from lingbot_map.evaluation.exports import FORMS
-from lingbot_map_ros.parameter_spec import ParameterError, Spec, Value
-from lingbot_map_ros.parameters import PARAMETERS
+from lingbot_map.settings import (
+    add_flag,
+    flag,
+    MappingSettings,
+    ParameterError,
+    Spec,
+    specs_of,
+    Value,
+)
 import yaml
 
-_OF_THE_NODE = (
-    'model',
-    'checkpoint',
-    'device',
-    'dtype',
-    'heads_dtype',
-    'compile_mode',
-    'attention_backend',
-    'image_width',
-    'image_rotation',
-    'image_mask',
-    'image_rectified',
-    'use_camera_info',
-    'num_scale_frames',
-    'sliding_window',
-    'max_keyframes',
-    'on_limit',
-    'overlap_keyframes',
-    'keyframe_policy',
-    'flow_threshold',
-    'max_non_keyframe_gap',
-    'scale',
-    'points.min_confidence',
-    'points.max_depth',
-    'points.keep_percentile',
-    'points.edge_threshold',
-    'points.stride',
-    'map.voxel_size',
-    'map.max_points',
+_OF_THE_MAP = specs_of(MappingSettings)
+# Every image gets its pose, and nothing adapts to the memory that is free.
+_NOT_HERE = (
+    'compile_cache_dir',
+    'gpu_memory_limit',
+    'fit_memory',
+    'motion_gate',
+    'motion_threshold',
 )
 # fmt: off
 _OWN = {
     'keyframe_interval': Spec(
-        0, 'Every n-th frame after the scale frames is kept; 0 takes the smallest n with which '
-        'the whole recording fits into max_keyframes, as with keyframe_policy auto; with a '
-        'smaller one the memory rolls over. For keyframe_policy interval.', low=0, high=1000),
-    'image_topic': Spec('', 'Image topic of the bag; empty takes the only one.'),
+        0, 'For keyframe_policy interval: every n-th frame becomes a keyframe. 0: the smallest n '
+        'with which the whole recording fits into max_keyframes; with a smaller n the memory '
+        'rolls over.', low=0, high=1000),
+    'image_topic': Spec('', 'Image topic of the bag. Empty: the only one.'),
     'camera_info': Spec(
-        '', 'CameraInfo topic of the bag, whose distortion is removed; empty takes the one beside '
-        'the image topic, if any; none.'),
-    'fps': Spec(0.0, "Rate of an image folder's stamps (0: 10 Hz; 7-Scenes: 30 Hz), or frames to "
-                'take per second of a video (0: all).', unit='Hz', low=0.0, high=1000.0),
-    'every': Spec(1, 'Take every n-th image.', low=1, high=100000),
-    'start': Spec(0.0, 'Leave out so much at the beginning.', unit='s', low=0.0, high=1e7),
-    'duration': Spec(0.0, 'Take so much after that; 0 takes all.', unit='s', low=0.0, high=1e7),
-    'max_frames': Spec(0, 'Stop after so many images; 0 takes all.', low=0, high=10**8),
+        '', 'CameraInfo topic of the bag, used to undistort the images. Empty: the topic next to '
+        'the image topic, if there is one. none: no CameraInfo.'),
+    'fps': Spec(0.0, 'Frame rate of an image folder (0: 10 Hz; 7-Scenes: 30 Hz), or frames to '
+                'use per second of a video (0: all).', unit='Hz', low=0.0, high=1000.0),
+    'every': Spec(1, 'Use every n-th image.', low=1, high=100000),
+    'start': Spec(0.0, 'Skip this much at the beginning.', unit='s', low=0.0, high=1e7),
+    'duration': Spec(0.0, 'Use this much after the start. 0: all.', unit='s', low=0.0, high=1e7),
+    'max_frames': Spec(0, 'Stop after this many images. 0: no limit.', low=0, high=10**8),
     'ground_truth': Spec(
-        '', 'Pose topic of the bag, or TUM, KITTI or EuRoC file; none; empty takes what comes '
-        'with the recording.'),
-    'gt_frame': Spec('', 'Child frame of the pose to take, when ground truth is a tf topic.'),
+        '', 'Pose topic of the bag, or TUM, KITTI or EuRoC file. Empty: what comes with the '
+        'recording. none: no ground truth.'),
+    'gt_frame': Spec('', 'Child frame of the pose, if the ground truth is a tf topic.'),
     'gt_offset': Spec(0.0, 'Added to the stamps of the ground truth.', unit='s',
                       low=-2e9, high=2e9),
-    'tolerance': Spec(0.02, 'Greatest difference between the stamps of an image and its true '
+    'tolerance': Spec(0.02, 'Largest difference between the stamps of an image and its true '
                       'pose.', unit='s', low=0.0, high=10.0),
     'depth': Spec('off', 'Also write the depth of every keyframe.', choices=FORMS),
     'colmap': Spec(False, 'Also write a COLMAP text model with the keyframes.'),
 }
 # fmt: on
-SPECS: dict[str, Spec] = {name: PARAMETERS[name] for name in _OF_THE_NODE} | _OWN
+SPECS: dict[str, Spec] = {
+    name: spec for name, spec in _OF_THE_MAP.items() if name not in _NOT_HERE
+} | _OWN
 LISTS = {  # name -> (type, number of values, default, description)
     'body_to_camera': (
         float,
         7,
         [],
-        "Where the camera's optical frame is on the body that the ground truth tells about.",
+        "Pose of the camera's optical frame in the body frame of the ground truth.",
     ),
-    'rpe_frames': (int, '+', [1, 10], 'Steps in frames for the relative error.'),
-    'rpe_metres': (float, '+', [1.0, 10.0, 100.0], 'Lengths for the relative error.'),
+    'rpe_frames': (int, '+', [1, 10], 'Frame steps of the relative pose error.'),
+    'rpe_metres': (float, '+', [1.0, 10.0, 100.0], 'Path lengths [m] of the relative pose error.'),
 }
 _REFUSED_MODES = ('max-autotune',)  # picks kernels by their speed, so two runs may differ
 
@@ -97,14 +85,7 @@ class SettingsError(UserError):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a flag for each setting; one that is not given is absent from the result."""
     for name, spec in SPECS.items():
-        unit = f' [{spec.unit}]' if spec.unit else ''
-        options = {'default': argparse.SUPPRESS, 'dest': name}
-        options['help'] = f'{spec.description}{unit} ({_shown(spec.default)})'.replace('%', '%%')
-        if isinstance(spec.default, bool):
-            options['action'] = 'store_true'
-        else:
-            options |= {'type': type(spec.default), 'metavar': _metavar(spec)}
-        parser.add_argument(flag(name), **options)
+        add_flag(parser, name, spec, default=argparse.SUPPRESS)
     for name, (kind, count, default, description) in LISTS.items():
         shown = ' '.join(map(str, default)) or 'the same frame'
         metavar = ('X', 'Y', 'Z', 'QX', 'QY', 'QZ', 'QW') if count == 7 else 'N'
@@ -117,11 +98,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             default=argparse.SUPPRESS,
             help=f'{description} ({shown})',
         )
-
-
-def flag(name: str) -> str:
-    """Return the command line's name of a setting."""
-    return '--' + name.replace('_', '-')
 
 
 def complete(values: Mapping[str, object]) -> dict[str, Value | list]:
@@ -165,9 +141,9 @@ def _length(values: list[float]) -> float:
 
 def read_node_params(path: Path) -> dict[str, object]:
     """
-    Return the settings in a parameter file of the node; what else it sets has no meaning here.
+    Return the settings in a parameter file of the node; others have no meaning here.
 
-    Raises SettingsError if it is no such file.
+    :raises SettingsError: it is no such file.
     """
     content, found = _load_yaml(path), {}
     if not isinstance(content, dict) or not all(isinstance(v, dict) for v in content.values()):
@@ -183,7 +159,8 @@ def read_node_params(path: Path) -> dict[str, object]:
         if not isinstance(values, dict):
             raise SettingsError(f"'{path}' is not a ROS parameter file: {node} has no parameters")
         found |= _flat(values)
-    return {name: value for name, value in found.items() if name in PARAMETERS and name in SPECS}
+    known = SPECS.keys() & _OF_THE_MAP.keys()
+    return {name: value for name, value in found.items() if name in known}
 
 
 def _flat(values: Mapping, prefix: str = '') -> dict[str, object]:
@@ -216,11 +193,3 @@ def read_config(path: Path) -> dict:
     ):
         raise SettingsError(f"'{path}' is not a run.yaml that an evaluation wrote")
     return content
-
-
-def _metavar(spec: Spec) -> str:
-    return '|'.join(spec.choices) or {int: 'N', float: 'X', str: 'TEXT'}[type(spec.default)]
-
-
-def _shown(value: Value) -> str:
-    return "''" if value == '' else str(value)

@@ -1,7 +1,7 @@
 """Which frames stay in memory: every n-th, or those the camera moved for (spec section 15)."""
 
-from lingbot_map.config import StreamConfig
 from lingbot_map.geometry import decode_pose, invert, unproject
+from lingbot_map.settings import StreamConfig
 import torch
 from torch import Tensor
 

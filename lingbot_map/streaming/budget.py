@@ -11,10 +11,11 @@ from dataclasses import dataclass, fields, replace
 import logging
 from math import prod
 
-from lingbot_map.config import MODEL_PRESETS, StreamConfig
+from lingbot_map.config import MODEL_PRESETS
 from lingbot_map.errors import UserError
 from lingbot_map.models.gct_stream import GCTStream
 from lingbot_map.models.memory import MemoryShape
+from lingbot_map.settings import StreamConfig
 from lingbot_map.streaming.checkpoint import set_heads_dtype, set_trunk_dtype
 from lingbot_map.streaming.preprocess import crop_map
 import torch

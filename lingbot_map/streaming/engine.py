@@ -4,12 +4,12 @@ from collections.abc import Callable
 import logging
 import time
 
-from lingbot_map.config import StreamConfig
 from lingbot_map.errors import UserError
 from lingbot_map.models.gct_stream import GCTStream
 from lingbot_map.models.keyframes import keyframes_for
 from lingbot_map.models.memory import StreamLimitError, StreamMemory
 from lingbot_map.models.windows import Outputs, Similarity
+from lingbot_map.settings import StreamConfig
 from lingbot_map.streaming.compiling import RING_BACKENDS, settle, uses_graph_trees
 from lingbot_map.streaming.frame import FrameInput, FrameResult, results_of
 from lingbot_map.streaming.motion_gate import MotionGate

@@ -1,8 +1,14 @@
-"""Make the engine that the parameters ask for."""
+"""Load the engine that the settings describe."""
 
 from __future__ import annotations
 
-from lingbot_map.config import StreamConfig
+from lingbot_map.settings import (
+    EngineSettings,
+    ParameterError,
+    stream_config,
+    StreamConfig,
+    usual_image_size,
+)
 from lingbot_map.streaming.budget import blank_model, check_memory, memory_limit, settle
 from lingbot_map.streaming.checkpoint import (
     default_dtype,
@@ -12,13 +18,10 @@ from lingbot_map.streaming.checkpoint import (
 )
 from lingbot_map.streaming.compiling import compile_model, resolve_mode, use_compile_cache
 from lingbot_map.streaming.engine import StreamEngine
-from lingbot_map_ros.parameter_spec import ParameterError
-from lingbot_map_ros.parameters import NodeParams
-from lingbot_map_ros.stream_settings import stream_config, usual_image_size
 import torch
 
 
-def load_engine(params: NodeParams) -> StreamEngine:
+def load_engine(params: EngineSettings) -> StreamEngine:
     """
     Load the network onto its device; to be called in the thread that will use it.
 
@@ -44,7 +47,9 @@ def load_engine(params: NodeParams) -> StreamEngine:
     return StreamEngine(model, config, device, check)
 
 
-def _settled_config(params: NodeParams, device: torch.device, dtype: torch.dtype) -> StreamConfig:
+def _settled_config(
+    params: EngineSettings, device: torch.device, dtype: torch.dtype
+) -> StreamConfig:
     """Return the settings of the stream, shrunk if they have to be and may be."""
     try:
         mode = resolve_mode(params.compile_mode, params.attention_backend, device, dtype)
@@ -59,7 +64,7 @@ def _settled_config(params: NodeParams, device: torch.device, dtype: torch.dtype
     )
 
 
-def weights_origin(params: NodeParams) -> str:
+def weights_origin(params: EngineSettings) -> str:
     """Return where the weights come from, or that there are none, before they are loaded."""
     if params.checkpoint:
         return params.checkpoint
@@ -69,7 +74,7 @@ def weights_origin(params: NodeParams) -> str:
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the torch device of the parameter `device`; raise ParameterError if there is none."""
+    """Return the torch device of the setting `device`; raise ParameterError if there is none."""
     if name == 'auto':
         return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
     try:

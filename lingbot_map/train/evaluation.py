@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from lingbot_map.config import DEMO_STREAM, StreamConfig
+from lingbot_map.config import DEMO_STREAM
 from lingbot_map.evaluation.metrics import ate, path_length
 from lingbot_map.models.gct_stream import GCTStream
+from lingbot_map.settings import StreamConfig
 from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map.streaming.frame import FrameResult
 from lingbot_map.synthetic.__main__ import Clip, render_clips, RoomConfig

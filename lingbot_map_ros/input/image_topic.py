@@ -7,7 +7,7 @@ from collections.abc import Callable
 import threading
 import time
 
-from lingbot_map_ros.parameter_spec import ParameterError
+from lingbot_map.settings import ParameterError
 from lingbot_map_ros.parameters import NodeParams
 from rclpy.callback_groups import CallbackGroup
 from rclpy.event_handler import SubscriptionEventCallbacks

@@ -7,8 +7,8 @@ from lingbot_map.images.camera import Camera, camera_of, CameraInfoError
 from lingbot_map.images.decoding import compressed_to_rgb, to_rgb
 from lingbot_map.images.mask import load_mask
 from lingbot_map.images.view import View
+from lingbot_map.settings import ParameterError
 from lingbot_map_ros.input.camera_info import calibration, CameraInfoStore
-from lingbot_map_ros.parameter_spec import ParameterError
 from lingbot_map_ros.parameters import NodeParams
 import numpy as np
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image

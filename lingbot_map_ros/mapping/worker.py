@@ -13,6 +13,7 @@ import time
 from lingbot_map.errors import describe
 from lingbot_map.images.decoding import UnsupportedImage
 from lingbot_map.images.view import View
+from lingbot_map.settings import usual_image_size
 from lingbot_map.streaming import budget
 from lingbot_map.streaming.engine import StreamEngine, StreamLimitError
 from lingbot_map.streaming.frame import FrameResult
@@ -34,7 +35,6 @@ from lingbot_map_ros.mapping.ledger import Ledger, POSE_JUMP
 from lingbot_map_ros.mapping.map_session import MapSession, State
 from lingbot_map_ros.output.publishing import Outputs
 from lingbot_map_ros.parameters import NodeParams
-from lingbot_map_ros.stream_settings import usual_image_size
 import numpy as np
 import torch
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from lingbot_map.cli import writable_folder
 from lingbot_map.errors import UserError
 from lingbot_map.mapping.export import write_pcd, write_ply, write_tum
+from lingbot_map.settings import ParameterError
 from lingbot_map_ros.output.publishing import PublishedMap
-from lingbot_map_ros.parameter_spec import ParameterError
 
 
 class NothingToSave(UserError):

@@ -6,10 +6,11 @@ import logging
 from pathlib import Path
 import weakref
 
-from lingbot_map.config import MODEL_PRESETS, StreamConfig
+from lingbot_map.config import MODEL_PRESETS
 from lingbot_map.layers.attention import attend_fully
 from lingbot_map.memory_budget import main
 from lingbot_map.models.gct_stream import GCTStream
+from lingbot_map.settings import stream_config, StreamConfig, usual_image_size
 from lingbot_map.streaming.budget import (
     blank_model,
     CALIBRATION,
@@ -28,7 +29,6 @@ from lingbot_map.streaming.compiling import compile_model
 from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map.streaming.roll_over import NextWindow
 from lingbot_map_ros.parameters import NodeParams
-from lingbot_map_ros.stream_settings import stream_config, usual_image_size
 import numpy as np
 import pytest
 import torch

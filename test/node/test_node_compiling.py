@@ -2,8 +2,8 @@
 
 import os
 
+from lingbot_map.settings import ParameterError
 from lingbot_map.streaming.loading import load_engine
-from lingbot_map_ros.parameter_spec import ParameterError
 from lingbot_map_ros.parameters import NodeParams
 from node_rig import running
 import numpy as np

@@ -1,8 +1,8 @@
 """Memory that is too small is refused, or kept to, before anything fails; over DDS."""
 
+from lingbot_map.settings import stream_config
 from lingbot_map.streaming.budget import blank_model, GB, MemoryLimit, predict
 from lingbot_map_ros.parameters import NodeParams
-from lingbot_map_ros.stream_settings import stream_config
 from node_rig import running
 import numpy as np
 import pytest

@@ -3,10 +3,11 @@
 from dataclasses import fields
 from pathlib import Path
 
-from lingbot_map.config import PRESET_IMAGE_WIDTH, StreamConfig
-from lingbot_map_ros.parameter_spec import ParameterError
-from lingbot_map_ros.parameter_texts import as_markdown, as_yaml
+from lingbot_map.config import PRESET_IMAGE_WIDTH
+from lingbot_map.settings import ParameterError, stream_config, StreamConfig
 from lingbot_map_ros.parameters import (
+    as_markdown,
+    as_yaml,
     check_overrides,
     declare_params,
     main,
@@ -15,7 +16,6 @@ from lingbot_map_ros.parameters import (
     read_params,
     refusals,
 )
-from lingbot_map_ros.stream_settings import stream_config
 import pytest
 import rclpy
 from rclpy.parameter import Parameter
@@ -131,7 +131,7 @@ def test_only_rolling_over_needs_room_for_an_overlap():
     assert NodeParams.from_values(values).max_keyframes == 12
 
 
-def test_every_setting_of_a_stream_is_a_parameter_with_the_default_of_the_library():
+def test_parameters_of_the_stream_reach_the_engine_and_have_the_defaults_of_the_library():
     names = {item.name for item in fields(StreamConfig)} - {'image_width'}  # 0: the model's own
     assert (StreamConfig().motion_gate, PARAMETERS['motion_gate'].default) == (False, True)
     for name in names - {'motion_gate'}:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lingbot_map_ros.parameter_texts import as_markdown
+from lingbot_map_ros.parameters import as_markdown
 
 README = (Path(__file__).parents[2] / 'README.md').read_text()
 

@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 from fake_engine import DEPTH, FakeEngine, turned
-from lingbot_map.config import StreamConfig
 from lingbot_map.evaluation.exports import ColmapModel, DepthExport
 from lingbot_map.evaluation.recording import select, Selection
 from lingbot_map.evaluation.run import deterministic_kernels, run_recording, timing_values, Viewing
@@ -13,6 +12,7 @@ from lingbot_map.mapping.map_frame import rotation_matrix
 from lingbot_map.mapping.points import PointFilter
 from lingbot_map.recordings.open import open_source
 from lingbot_map.recordings.source import SourceError
+from lingbot_map.settings import StreamConfig
 from lingbot_map.streaming.checkpoint import load_model
 from lingbot_map.streaming.engine import StreamEngine
 import numpy as np

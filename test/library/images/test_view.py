@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
-from lingbot_map.config import MODEL_PRESETS, StreamConfig
+from lingbot_map.config import MODEL_PRESETS
 from lingbot_map.errors import UserError
 from lingbot_map.images.camera import camera_of
 from lingbot_map.images.mask import load_mask
 from lingbot_map.images.view import GREY, turn_picture, TURNS, View
 from lingbot_map.mapping.points import PointFilter
 from lingbot_map.models.gct_stream import GCTStream
+from lingbot_map.settings import StreamConfig
 from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map.streaming.preprocess import resize_pillow
 from mapped import mapped

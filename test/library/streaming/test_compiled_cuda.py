@@ -5,8 +5,9 @@ import sys
 import threading
 
 from lingbot_map.benchmark.recipe import fill_model
-from lingbot_map.config import MODEL_PRESETS, StreamConfig
+from lingbot_map.config import MODEL_PRESETS
 from lingbot_map.models.gct_stream import GCTStream
+from lingbot_map.settings import StreamConfig
 from lingbot_map.streaming import compiling
 from lingbot_map.streaming import runner as frame_runner
 from lingbot_map.streaming.checkpoint import set_heads_dtype, set_trunk_dtype

@@ -5,8 +5,9 @@ from subprocess import CalledProcessError
 import threading
 
 from lingbot_map.benchmark.recipe import fill_model
-from lingbot_map.config import MODEL_PRESETS, StreamConfig
+from lingbot_map.config import MODEL_PRESETS
 from lingbot_map.models.gct_stream import GCTStream
+from lingbot_map.settings import StreamConfig
 from lingbot_map.streaming.compiling import compilations, compile_model, resolve_mode, settle
 from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map.streaming.runner import FrameRunner

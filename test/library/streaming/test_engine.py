@@ -1,9 +1,10 @@
 """StreamEngine: what comes out when, from which pixels, and for which pixels."""
 
 from lingbot_map.benchmark.recipe import fill_model
-from lingbot_map.config import MODEL_PRESETS, StreamConfig
+from lingbot_map.config import MODEL_PRESETS
 from lingbot_map.geometry import decode_pose
 from lingbot_map.models.gct_stream import GCTStream
+from lingbot_map.settings import StreamConfig
 from lingbot_map.streaming.engine import StreamEngine, StreamLimitError
 from lingbot_map.streaming.preprocess import crop_map, resize_on_device, resize_pillow
 import numpy as np

@@ -1,10 +1,10 @@
 """Keyframe policies of the engine, against the model's own driver."""
 
 from lingbot_map.benchmark.recipe import fill_model
-from lingbot_map.config import StreamConfig
 from lingbot_map.geometry import decode_pose
 from lingbot_map.models.gct_stream import GCTStream
 from lingbot_map.models.keyframes import interval_for
+from lingbot_map.settings import StreamConfig
 from lingbot_map.streaming.engine import StreamEngine, StreamLimitError
 import numpy as np
 import pytest

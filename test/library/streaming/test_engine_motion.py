@@ -1,8 +1,9 @@
 """The motion gate in the engine: what stands still neither fills the batch nor the memory."""
 
 from lingbot_map.benchmark.recipe import fill_model
-from lingbot_map.config import MODEL_PRESETS, StreamConfig
+from lingbot_map.config import MODEL_PRESETS
 from lingbot_map.models.gct_stream import GCTStream
+from lingbot_map.settings import StreamConfig
 from lingbot_map.streaming.engine import StreamEngine
 from moving_view import noisy, panorama, view
 import numpy as np

@@ -3,7 +3,7 @@
 import logging
 
 from fake_network import FakeModel, HEIGHT, image_of, truth_in_window, WIDTH
-from lingbot_map.config import StreamConfig
+from lingbot_map.settings import StreamConfig
 from lingbot_map.streaming.engine import NotFiniteError, StreamEngine, StreamLimitError
 from lingbot_map.streaming.roll_over import MAX_RESIDUAL
 import numpy as np

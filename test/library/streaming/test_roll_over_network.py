@@ -1,10 +1,11 @@
 """The roll-over of an endless stream with a real network, against windowed inference."""
 
 from lingbot_map.benchmark.recipe import fill_model
-from lingbot_map.config import DEMO_STREAM, StreamConfig
+from lingbot_map.config import DEMO_STREAM
 from lingbot_map.evaluation.metrics import ate, path_length
 from lingbot_map.geometry import decode_pose
 from lingbot_map.models.gct_stream import GCTStream
+from lingbot_map.settings import StreamConfig
 from lingbot_map.streaming.checkpoint import load_model
 from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map.streaming.roll_over import MAX_RESIDUAL

@@ -4,7 +4,7 @@ import logging
 import threading
 
 from fake_engine import Gate
-from lingbot_map.config import StreamConfig
+from lingbot_map.settings import StreamConfig
 from lingbot_map.streaming.checkpoint import load_model
 from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map_ros.mapping.worker import library_log

@@ -6,8 +6,8 @@ import time
 from diagnostic_msgs.msg import DiagnosticStatus
 from geometry_msgs.msg import Quaternion, TransformStamped, Vector3
 from lingbot_map.mapping.points import POINT_DTYPE
+from lingbot_map.settings import ParameterError
 from lingbot_map_ros.output import tf_modes
-from lingbot_map_ros.parameter_spec import ParameterError
 from lingbot_map_ros.parameters import NodeParams
 from node_rig import running, to_time
 import numpy as np
