@@ -1,20 +1,21 @@
-"""Print what a stream will take of the memory of its device; no device is needed for that."""
+"""Print how much memory a stream needs on its device; works without that device."""
 
-import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 import sys
 
 from lingbot_map.cli import Parser
 from lingbot_map.config import (
-    COMPILE_MODES,
     DTYPES,
-    HEADS_DTYPES,
-    LIMIT_POLICIES,
-    MODEL_PRESETS,
-    PRESET_IMAGE_WIDTH,
 )
 from lingbot_map.errors import UserError
-from lingbot_map.settings import StreamConfig
+from lingbot_map.settings import (
+    add_flag,
+    build,
+    EngineSettings,
+    specs_of,
+    stream_config,
+)
 from lingbot_map.streaming.budget import (
     blank_model,
     check_memory,
@@ -25,6 +26,30 @@ from lingbot_map.streaming.budget import (
     predict,
 )
 import torch
+
+_SETTINGS = (
+    'model',
+    'image_width',
+    'num_scale_frames',
+    'sliding_window',
+    'max_keyframes',
+    'on_limit',
+    'overlap_keyframes',
+    'dtype',
+    'heads_dtype',
+    'compile_mode',
+    'gpu_memory_limit',
+)
+_HERE = {  # what differs from the node: there is no device
+    'model': {'default': 'full'},
+    'dtype': {
+        'default': 'bfloat16',
+        'choices': DTYPES[1:],
+        'description': 'Precision of the trunk.',
+    },
+    'compile_mode': {'description': 'How the network runs. auto: as on a GPU.'},
+    'gpu_memory_limit': {'description': 'Memory that must suffice. 0: no limit.'},
+}
 
 
 def report(budget: MemoryBudget) -> str:
@@ -40,25 +65,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print; return 0, or 1 if it is more than the limit, or 2 for a wrong argument."""
     parser = _parser()
     args = parser.parse_args(arguments)
-    for flag in ('--image-width', '--image-height', '--gpu-memory-limit'):
-        value = getattr(args, flag[2:].replace('-', '_'))
-        if not value >= 0:
-            parser.error(f'{flag} is {value}: it must be at least 0')
-    width = args.image_width or PRESET_IMAGE_WIDTH[args.model]
-    height = args.image_height or width * 3 // 4
+    if args.image_height < 0:
+        parser.error(f'--image-height is {args.image_height}: it must be at least 0')
     try:
-        config = StreamConfig(
-            image_width=width,
-            num_scale_frames=args.num_scale_frames,
-            sliding_window=args.sliding_window,
-            max_keyframes=args.max_keyframes,
-            on_limit=args.on_limit,
-            overlap_keyframes=args.overlap_keyframes,
-        )
-        mode = _compile_mode(args.compile_mode, args.dtype)
-        model = blank_model(args.model, getattr(torch, args.dtype), args.heads_dtype, mode)
+        settings = build(EngineSettings, vars(args))
+        config = stream_config(settings)
+        width = config.image_width
+        height = args.image_height or width * 3 // 4
+        mode = _compile_mode(settings.compile_mode, settings.dtype)
+        dtype = getattr(torch, settings.dtype)
+        model = blank_model(settings.model, dtype, settings.heads_dtype, mode)
         sys.stdout.write(report(predict(model, config, height, width)))
-        limit = memory_limit(args.gpu_memory_limit, torch.device('cpu'))
+        limit = memory_limit(settings.gpu_memory_limit, torch.device('cpu'))
         check_memory(model, config, height, width, limit)
     except MemoryLimitError as error:
         sys.stderr.write(f'error: {error}\n')
@@ -77,24 +95,22 @@ def _compile_mode(name: str, dtype: str) -> str:
 
 
 def _parser() -> Parser:
-    defaults = StreamConfig()
     parser = Parser(
         prog='python3 -m lingbot_map.memory_budget',
         description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        epilog='Defaults in brackets.',
     )
-    add = parser.add_argument
-    add('--model', choices=MODEL_PRESETS, default='full', help='architecture')
-    add('--image-width', type=int, default=0, help="of the network's input, 0: the model's own")
-    add('--image-height', type=int, default=0, help="of the network's input, 0: 3/4 of the width")
-    for name in ('num_scale_frames', 'sliding_window', 'max_keyframes', 'overlap_keyframes'):
-        flag = '--' + name.replace('_', '-')
-        add(flag, type=int, default=getattr(defaults, name), help='as the parameter of the node')
-    add('--on-limit', choices=LIMIT_POLICIES, default=defaults.on_limit, help='with max_keyframes')
-    add('--dtype', choices=DTYPES[1:], default='bfloat16', help='precision of the trunk')
-    add('--heads-dtype', choices=HEADS_DTYPES, default='tf32', help='precision of the heads')
-    add('--compile-mode', choices=COMPILE_MODES, default='auto', help='auto: as on a GPU')
-    add('--gpu-memory-limit', type=float, default=0.0, help='GB that must do, 0: none')
+    specs = specs_of(EngineSettings)
+    for name in _SETTINGS:
+        spec = replace(specs[name], **_HERE.get(name, {}))
+        add_flag(parser, name, spec, choices=spec.choices or None)
+    parser.add_argument(
+        '--image-height',
+        type=int,
+        default=0,
+        metavar='N',
+        help='height of the network input. 0: 3/4 of its width [px] (0)',
+    )
     return parser
 
 

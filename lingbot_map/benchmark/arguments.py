@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 import os
 from pathlib import Path
 import tempfile
@@ -10,13 +10,10 @@ import tempfile
 from lingbot_map.benchmark.setup import Setup
 from lingbot_map.cli import Parser
 from lingbot_map.config import (
-    ATTENTION_BACKENDS,
     COMPILE_MODES,
-    DTYPES,
-    HEADS_DTYPES,
-    MODEL_PRESETS,
 )
 from lingbot_map.errors import UserError
+from lingbot_map.settings import add_flag, flag, NetworkSettings, specs_of, StreamConfig
 from lingbot_map.streaming.compiling import resolve_mode
 import torch
 
@@ -25,13 +22,26 @@ _FRAMES = {'accuracy': 100, 'sweep': SWEEP_FRAMES[-1]}  # else 500, as the usual
 _MAX_KEYFRAMES = 1024  # of the original's cache
 _SOAK_MAX_KEYFRAMES = 320  # the node's default
 _PATCH = 14
+_SPECS = specs_of(NetworkSettings) | specs_of(StreamConfig)
+_SPECS['model'] = replace(_SPECS['model'], default='full')
+_SETTINGS = (
+    'model',
+    'image_width',
+    'num_scale_frames',
+    'sliding_window',
+    'keyframe_interval',
+    'compile_mode',
+    'attention_backend',
+    'dtype',
+    'heads_dtype',
+    'compile_cache_dir',
+)
 
 
 def parse(arguments: Sequence[str] | None, description: str) -> argparse.Namespace:
     """Return the arguments, complete and checked; exit with 2 and one line if one is wrong."""
     parser = Parser(prog='python3 -m lingbot_map.benchmark', description=description)
     _add_kinds(parser)
-    _add_sizes(parser)
     _add_settings(parser)
     args = parser.parse_args(arguments)
     _complete(args)
@@ -78,52 +88,49 @@ def _add_kinds(parser: argparse.ArgumentParser) -> None:
         metavar='MODE,MODE',
         help='several compile modes one after the other, as a table; also with --accuracy',
     )
-    parser.add_argument(
-        '--compile-cache-dir',
-        default='',
-        metavar='DIR',
-        help='keep compiled code there; an empty folder shows a cold start',
-    )
     parser.add_argument('--json', type=Path, metavar='FILE', help='also write all figures there')
 
 
-def _add_sizes(parser: argparse.ArgumentParser) -> None:
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add the settings of the engine; some have defaults of their own here."""
+    for name in _SETTINGS:
+        add_flag(parser, name, _SPECS[name], choices=_SPECS[name].choices or None)
+    add_flag(
+        parser,
+        'max_keyframes',
+        _SPECS['max_keyframes'],
+        default=None,
+        help=f'keyframe capacity; {_MAX_KEYFRAMES}, or as many as the frames need; '
+        f'with --on-limit roll_over {_SOAK_MAX_KEYFRAMES}',
+    )
+    add_flag(
+        parser,
+        'on_limit',
+        _SPECS['on_limit'],
+        default=None,
+        choices=('stop', 'roll_over'),
+        metavar=None,
+        help='at --max-keyframes; stop, with --soak roll_over',
+    )
     add = parser.add_argument
-    add('--image-width', type=int, default=518, help='%(default)s px')
-    add('--image-height', type=int, default=378, help='%(default)s px')
+    add(
+        '--image-height',
+        type=int,
+        default=378,
+        metavar='N',
+        help='of the images [px] (%(default)s)',
+    )
     add(
         '--frames',
         type=int,
-        help='the scale batch included; 500, with --accuracy 100, with --sweep 3000',
+        metavar='N',
+        help='including the scale batch; 500, with --accuracy 100, with --sweep 3000',
     )
-    add('--sliding-window', type=int, default=64, help='keyframes; %(default)s')
-    add('--num-scale-frames', type=int, default=8, help='%(default)s')
-    add('--keyframe-interval', type=int, default=1, help='%(default)s')
-    add(
-        '--max-keyframes',
-        type=int,
-        help=f'that the memory is made for; {_MAX_KEYFRAMES}, or as many as the frames need; '
-        f'with --on-limit roll_over {_SOAK_MAX_KEYFRAMES}',
-    )
-    add(
-        '--on-limit',
-        choices=('stop', 'roll_over'),
-        help='when they are held; stop, with --soak roll_over',
-    )
-
-
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add('--model', choices=MODEL_PRESETS, default='full', help='%(default)s')
     add(
         '--weights',
         default='random',
         help="random, recipe (the same on every machine), a file, or '' for packaged ones",
     )
-    add('--compile-mode', choices=COMPILE_MODES, default='auto', help='%(default)s')
-    add('--attention-backend', choices=ATTENTION_BACKENDS, default='auto', help='%(default)s')
-    add('--dtype', choices=DTYPES, default='auto', help='of the trunk; %(default)s')
-    add('--heads-dtype', choices=HEADS_DTYPES, default='tf32', help='%(default)s')
     add(
         '--device',
         type=_device,
@@ -150,7 +157,7 @@ def _problem(args: argparse.Namespace) -> str:
     for name in ('image_width', 'image_height'):
         value = getattr(args, name)
         if value < _PATCH or value % _PATCH:
-            return f'{_flag(name)} is {value}: it must be a multiple of the patch size {_PATCH}'
+            return f'{flag(name)} is {value}: it must be a multiple of the patch size {_PATCH}'
     if args.image_height > args.image_width:
         return (
             f'--image-height is {args.image_height}: the network crops what is higher than '
@@ -190,10 +197,10 @@ def _problem_of_file(file: Path) -> str:
 
 
 def _problem_of_frames(args: argparse.Namespace) -> str:
-    flag = '--frames' if args.soak is None else '--soak'
+    given = '--frames' if args.soak is None else '--soak'
     if args.frames <= args.num_scale_frames:
         return (
-            f'{flag} is {args.frames}: give more than the {args.num_scale_frames} '
+            f'{given} is {args.frames}: give more than the {args.num_scale_frames} '
             'of --num-scale-frames'
         )
     needed = kept_frames(args, args.frames)
@@ -214,10 +221,6 @@ def _problem_of_stream(args: argparse.Namespace) -> str:
     except UserError as error:
         return str(error)
     return ''
-
-
-def _flag(name: str) -> str:
-    return '--' + name.replace('_', '-')
 
 
 def _modes(text: str) -> list[str]:

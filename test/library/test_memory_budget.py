@@ -336,7 +336,7 @@ def test_the_command_says_what_does_not_fit(capsys):
         (['--max-keyframes', '4'], "'max_keyframes' is 4"),
         (['--image-height', '2'], 'too wide'),
         (['--image-height', '-2'], '--image-height is -2'),
-        (['--gpu-memory-limit', 'nan'], '--gpu-memory-limit is nan'),
+        (['--gpu-memory-limit', 'nan'], "'gpu_memory_limit' is nan"),
         (['--max-keyframes', '1.5'], "'1.5'"),
         (['--compile-mode', 'fast'], "'fast'"),
     ],
