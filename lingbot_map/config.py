@@ -7,7 +7,7 @@ COMPILE_MODES = ('auto', 'off', 'default', 'reduce-overhead', 'max-autotune', 'c
 ATTENTION_BACKENDS = ('auto', 'sdpa', 'cudnn', 'flash', 'triton', 'flashinfer')
 HEADS_DTYPES = ('tf32', 'fp32', 'bf16')
 DTYPES = ('auto', 'float32', 'bfloat16', 'float16')
-KEYFRAME_POLICIES = ('interval', 'flow', 'auto')
+KEYFRAME_POLICIES = ('interval', 'flow')
 LIMIT_POLICIES = ('roll_over', 'reset', 'stop')
 
 # Arguments of GCTStream.from_config. `full` is the released network; its checkpoints have no point

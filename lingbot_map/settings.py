@@ -26,6 +26,16 @@ from lingbot_map.errors import UserError
 
 Value = bool | int | float | str
 
+_INTERVAL = (
+    "set 'keyframe_interval' to (images - num_scale_frames) / (max_keyframes - num_scale_frames), "
+    'rounded up; in lingbot_map_evaluate 0 does that'
+)
+# What was removed, and what to do instead; a value is written as in a YAML file.
+REMOVED = {
+    'expected_frames': _INTERVAL,
+    'keyframe_policy: auto': f"use 'interval' and {_INTERVAL}",
+}
+
 
 class ParameterError(UserError):
     """Name in one line the setting, its wrong value and the remedy."""
@@ -122,6 +132,13 @@ def build(cls: type, values: Mapping[str, object], prefix: str = ''):
     return cls(**arguments)
 
 
+def refuse_removed(name: str, value: object) -> None:
+    """Raise ParameterError with the replacement if a setting, or its value, was removed."""
+    for key in (name, f'{name}: {value}'):
+        if key in REMOVED:
+            raise ParameterError(f"parameter '{key}' was removed: {REMOVED[key]}")
+
+
 def flag(name: str) -> str:
     """Return the command line flag of a setting."""
     return '--' + name.replace('_', '-')
@@ -207,8 +224,7 @@ class StreamConfig:
         'overlap_keyframes and num_scale_frames.', unit='keyframes', low=1, high=1024)
     keyframe_policy: str = setting(
         'interval', 'Which frames after the first batch become keyframes: every '
-        'keyframe_interval-th (interval), those for which the camera has moved enough (flow), or '
-        'every n-th so that expected_frames fit into max_keyframes (auto).',
+        'keyframe_interval-th (interval), or those for which the camera has moved enough (flow).',
         choices=KEYFRAME_POLICIES)
     keyframe_interval: int = setting(
         1, 'For keyframe_policy interval: every n-th frame becomes a keyframe.',
@@ -220,9 +236,6 @@ class StreamConfig:
     max_non_keyframe_gap: int = setting(
         30, 'For keyframe_policy flow: a frame becomes a keyframe at the latest this many frames '
         'after the last one.', unit='frames', low=1, high=100000)
-    expected_frames: int = setting(
-        0, 'For keyframe_policy auto: approximate number of images of the run.',
-        unit='frames', low=0, high=100000000)
     motion_gate: bool = setting(
         False, 'Skip images without motion since the last image that had some. Before the map '
         'starts they are dropped; later they get poses but never become keyframes. A robot at '
@@ -244,7 +257,6 @@ class StreamConfig:
             if not value > 0:
                 raise _error(name, value, f'it must be above 0 {unit}')
         self._check_capacity()
-        self._check_auto()
 
     def _check(self, name: str, spec: Spec):
         """Refuse what cannot work; upper limits hold for users only (see `Spec.check`)."""
@@ -268,18 +280,6 @@ class StreamConfig:
                 f"parameter 'max_keyframes' is {capacity}; to roll over with 'overlap_keyframes' "
                 f"{self.overlap_keyframes} and 'num_scale_frames' {scale_frames} it must be at "
                 f"least {needed}: raise it, or set 'on_limit' to reset or stop"
-            )
-
-    def _check_auto(self):
-        if self.keyframe_policy == 'auto' and not self.expected_frames:
-            raise ParameterError(
-                "parameter 'keyframe_policy' is 'auto', which needs 'expected_frames': the number "
-                'of images of the run'
-            )
-        if self.keyframe_policy == 'auto' and self.max_keyframes == self.num_scale_frames:
-            raise ParameterError(
-                "parameter 'keyframe_policy' is 'auto', which needs 'max_keyframes' above "
-                f"'num_scale_frames' ({self.num_scale_frames})"
             )
 
 

@@ -22,6 +22,7 @@ from lingbot_map.settings import (
     MapSettings,
     ParameterError,
     PointsSettings,
+    refuse_removed,
     setting,
     setting_of,
     Spec,
@@ -210,10 +211,13 @@ def check_overrides(overrides: Mapping[str, Value]) -> list[str]:
     """
     Check values given at start, before rclpy sees them.
 
-    Raise ParameterError on a wrong one; return a warning for each name that is not a parameter.
+    Return a warning for each name that is not a parameter.
+
+    :raises ParameterError: a value is wrong, or a parameter or value was removed.
     """
     warnings = []
     for name, value in overrides.items():
+        refuse_removed(name, value)
         if name in PARAMETERS:
             PARAMETERS[name].check(name, value)
         elif name != 'use_sim_time' and not name.startswith('qos_overrides.'):

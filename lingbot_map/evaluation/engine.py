@@ -31,8 +31,6 @@ class Loaded:
 def load(settings: dict) -> Loaded:
     """Load the network; CheckpointError, ParameterError: weights or device cannot be used."""
     values = {name: value for name, value in settings.items() if name != _INTERVAL}
-    if values['keyframe_policy'] == 'auto':  # each recording sets the interval that it needs
-        values['keyframe_policy'] = 'interval'
     params = build(EngineSettings, values)
     device = choose_device(params.device)
     dtype = default_dtype(device) if params.dtype == 'auto' else getattr(torch, params.dtype)

@@ -64,7 +64,7 @@ def plan(recording: Recording, settings: dict, rerun: Path | None = None) -> Pla
 
 
 def _interval(images: int, settings: dict) -> int:
-    if settings['keyframe_policy'] != 'auto' and settings['keyframe_interval']:
+    if settings['keyframe_interval']:
         return settings['keyframe_interval']
     scale_frames = settings['num_scale_frames']
     return interval_for(images, scale_frames, max(settings['max_keyframes'], scale_frames + 1))

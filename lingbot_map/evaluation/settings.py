@@ -19,6 +19,7 @@ from lingbot_map.settings import (
     flag,
     MappingSettings,
     ParameterError,
+    refuse_removed,
     Spec,
     specs_of,
     Value,
@@ -111,6 +112,8 @@ def complete(values: Mapping[str, object]) -> dict[str, Value | list]:
             'them, so that two runs could differ: use another one'
         )
     try:
+        for name, value in values.items():
+            refuse_removed(name, value)
         settings = {
             name: spec.check(name, values.get(name, spec.default)) for name, spec in SPECS.items()
         }
@@ -143,7 +146,7 @@ def read_node_params(path: Path) -> dict[str, object]:
     """
     Return the settings in a parameter file of the node; others have no meaning here.
 
-    :raises SettingsError: it is no such file.
+    :raises SettingsError: it is no such file, or sets what was removed.
     """
     content, found = _load_yaml(path), {}
     if not isinstance(content, dict) or not all(isinstance(v, dict) for v in content.values()):
@@ -159,6 +162,11 @@ def read_node_params(path: Path) -> dict[str, object]:
         if not isinstance(values, dict):
             raise SettingsError(f"'{path}' is not a ROS parameter file: {node} has no parameters")
         found |= _flat(values)
+    try:
+        for name, value in found.items():
+            refuse_removed(name, value)
+    except ParameterError as error:
+        raise SettingsError(f"'{path}': {error}") from None
     known = SPECS.keys() & _OF_THE_MAP.keys()
     return {name: value for name, value in found.items() if name in known}
 
@@ -192,4 +200,6 @@ def read_config(path: Path) -> dict:
         not isinstance(content.get(key), kind) for key, kind in wanted.items()
     ):
         raise SettingsError(f"'{path}' is not a run.yaml that an evaluation wrote")
+    if content['settings'].get('keyframe_policy') == 'auto':  # an earlier name of interval 0
+        content['settings'] |= {'keyframe_policy': 'interval', 'keyframe_interval': 0}
     return content

@@ -73,10 +73,6 @@ def keyframes_for(config: StreamConfig) -> Keyframes:
     """Return what decides by the `keyframe_policy` of `config`."""
     if config.keyframe_policy == 'flow':
         return Keyframes(1, config.flow_threshold, config.max_non_keyframe_gap)
-    if config.keyframe_policy == 'auto':
-        return Keyframes(
-            interval_for(config.expected_frames, config.num_scale_frames, config.max_keyframes)
-        )
     return Keyframes(config.keyframe_interval)
 
 

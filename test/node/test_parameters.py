@@ -110,12 +110,6 @@ def test_values_that_only_look_wrong_are_taken():
             {'max_keyframes': 19, 'overlap_keyframes': 8, 'num_scale_frames': 12},
             "'max_keyframes' is 19;.*'overlap_keyframes' 8 .* 12 .* at least 20: raise it, or set",
         ),
-        ({'keyframe_policy': 'auto'}, "'keyframe_policy' is 'auto', which needs 'expected_frames"),
-        (
-            {'keyframe_policy': 'auto', 'expected_frames': 9, 'max_keyframes': 8}
-            | {'on_limit': 'stop'},
-            "'keyframe_policy' is 'auto', which needs 'max_keyframes' above",
-        ),
     ],
 )
 def test_settings_of_the_memory_must_go_together(values, told):
@@ -139,7 +133,7 @@ def test_parameters_of_the_stream_reach_the_engine_and_have_the_defaults_of_the_
     values = {'num_scale_frames': 3, 'sliding_window': 5, 'max_keyframes': 31, 'model': 'tiny'} | {
         'on_limit': 'reset', 'overlap_keyframes': 6, 'keyframe_policy': 'flow',
         'keyframe_interval': 4, 'flow_threshold': 7.5, 'max_non_keyframe_gap': 11,
-        'expected_frames': 77, 'motion_gate': False, 'motion_threshold': 0.7}  # fmt: skip
+        'motion_gate': False, 'motion_threshold': 0.7}  # fmt: skip
     config = stream_config(NodeParams.from_values(values))
     assert {name: getattr(config, name) for name in names} | {'model': 'tiny'} == values
     assert config.image_width == PRESET_IMAGE_WIDTH['tiny']
@@ -157,6 +151,20 @@ def test_a_misspelt_name_is_reported_with_the_likely_one():
 def test_a_wrong_value_given_at_start_is_found():
     with pytest.raises(ParameterError, match="'points.stride' is 0"):
         check_overrides({'points.stride': 0})
+
+
+@pytest.mark.parametrize(
+    ('name', 'value', 'told'),
+    [
+        ('expected_frames', 0, "'expected_frames' was removed: set 'keyframe_interval' to"),
+        ('keyframe_policy', 'auto', "'keyframe_policy: auto' was removed: use 'interval' and set"),
+    ],
+)
+def test_what_was_removed_is_refused_at_start_with_its_replacement(name, value, told):
+    with pytest.raises(ParameterError, match=told) as caught:
+        check_overrides({'scale': 1.0, name: value})
+    assert '\n' not in str(caught.value)
+    assert check_overrides({'keyframe_policy': 'interval'}) == []
 
 
 def test_only_settable_parameters_may_change_while_running():

@@ -160,6 +160,22 @@ def bad_param(tmp_path):
     ], "'points.stride' is 0"
 
 
+def params_with_a_removed_policy(tmp_path):
+    (tmp_path / 'node.yaml').write_text('/**: {ros__parameters: {keyframe_policy: auto}}\n')
+    arguments = [truth_bag(tmp_path / 'bag'), '--params', tmp_path / 'node.yaml']
+    return arguments, "node.yaml': .*'keyframe_policy: auto' was removed: use 'interval' and set"
+
+
+def params_with_a_removed_parameter(tmp_path):
+    (tmp_path / 'node.yaml').write_text('/**: {ros__parameters: {expected_frames: 9}}\n')
+    arguments = [truth_bag(tmp_path / 'bag'), '--params', tmp_path / 'node.yaml']
+    return arguments, "'expected_frames' was removed: set 'keyframe_interval' .* 0 does that$"
+
+
+def removed_value(tmp_path):
+    return [truth_bag(tmp_path / 'bag'), '--keyframe-policy', 'auto'], "auto' was removed: use"
+
+
 def params_of_another_node(tmp_path):
     (tmp_path / 'node.yaml').write_text('/front_map: {ros__parameters: {scale: 2.0}}\n')
     arguments = [truth_bag(tmp_path / 'bag'), '--params', tmp_path / 'node.yaml']
@@ -228,7 +244,8 @@ BAD_INPUTS = (
     bad_truth_file, damaged_picture, another_size, nothing_left, missing, empty_folder, no_input,
     timed_kernels, bad_value, no_room_to_roll_over, memory_that_stops, bad_mount, bad_mask,
     bad_camera_info, bad_config, foreign_config,
-    missing_params, bad_params, params_of_another_node, params_that_are_none, endless_length,
+    missing_params, bad_params, params_with_a_removed_policy, params_with_a_removed_parameter,
+    removed_value, params_of_another_node, params_that_are_none, endless_length,
     mount_that_is_no_number, mount_beyond_the_sky, offset_beyond_time, bad_param, unknown_setting,
     unknown_settings, one_truth_for_two, one_rerun_for_two,
     rerun_into_a_folder, twice,
@@ -387,7 +404,7 @@ def test_the_parameter_file_of_the_node(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('policy', 'interval', 'resolved'), [('auto', 9, 2), ('interval', 9, 9), ('flow', 9, None)]
+    ('policy', 'interval', 'resolved'), [('interval', 0, 2), ('interval', 9, 9), ('flow', 9, None)]
 )
 def test_the_keyframe_policy_reaches_the_engine(policy, interval, resolved, tmp_path, monkeypatch):
     made, seen = [], []
@@ -399,7 +416,7 @@ def test_the_keyframe_policy_reaches_the_engine(policy, interval, resolved, tmp_
     flags = [text for name, value in settings.items() for text in (f'--{name}', value)]
     assert run(tmp_path / 'out', truth_bag(tmp_path / 'walk'), *flags) == 0
     assert (seen[0].keyframe_policy, seen[0].flow_threshold, seen[0].overlap_keyframes) == (
-        'flow' if policy == 'flow' else 'interval', 5.0, 3)  # fmt: skip
+        policy, 5.0, 3)  # fmt: skip
     written = record(tmp_path / 'out' / 'walk')
     assert written['settings']['keyframe_policy'] == policy
     assert written['resolved'].get('keyframe_interval') == resolved
@@ -421,6 +438,22 @@ def test_compilation_and_precision_reach_the_engine_and_are_recorded(tmp_path, m
     # What the engine came to run with, as after a fallback: this one is always 'off'.
     assert written['resolved']['compile_mode'] == 'off'
     assert written['resolved']['attention_backend'] == 'sdpa'
+
+
+def test_a_run_of_an_earlier_version_with_policy_auto_is_repeated(tmp_path, monkeypatch):
+    use_fake(monkeypatch, [])
+    bag, out = truth_bag(tmp_path / 'walk'), tmp_path / 'out'
+    flags = ['--max-keyframes', 6, '--num-scale-frames', 2, '--overlap-keyframes', 3]
+    assert run(out, bag, *flags) == 0
+    file = out / 'walk' / 'run.yaml'
+    written = record(out / 'walk')
+    written['settings'] |= {'keyframe_policy': 'auto', 'keyframe_interval': 9}
+    file.write_text(yaml.safe_dump(written))
+    before = file.stat().st_mtime_ns
+    assert run(out, bag, *flags) == 0 and file.stat().st_mtime_ns == before  # found finished
+    assert run(tmp_path / 'again', '--config', file) == 0
+    settings = record(tmp_path / 'again' / 'walk')['settings']
+    assert (settings['keyframe_policy'], settings['keyframe_interval']) == ('interval', 2)
 
 
 def test_settings_of_a_file_have_their_types():

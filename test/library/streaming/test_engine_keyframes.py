@@ -92,15 +92,12 @@ def test_the_interval_can_change_on_the_way(model, images):
     assert all(r.is_keyframe for r in run(engine, images[8:]))
 
 
-def test_a_run_of_the_expected_length_fits(model, images):
-    engine = engine_for(
-        model, keyframe_policy='auto', expected_frames=FRAMES, max_keyframes=8, keyframe_interval=7
-    )
-    engine.keyframe_interval = 1  # has no effect
+def test_a_run_of_a_known_length_fits_with_its_interval(model, images):
+    interval = interval_for(FRAMES, 3, 8)
+    engine = engine_for(model, keyframe_interval=interval, max_keyframes=8)
     engine.warm_up(HEIGHT, WIDTH)
-    assert engine.keyframe_interval == 3
     run(engine, images)
-    assert engine.keyframes == 8
+    assert (interval, engine.keyframes) == (3, 8)
 
 
 @pytest.mark.parametrize(('frames', 'interval'), [(0, 1), (320, 1), (321, 2), (1000, 4)])
@@ -133,21 +130,10 @@ def test_by_flow_a_full_memory_refuses_keyframes_only(model, images):
 @pytest.mark.parametrize(
     ('settings', 'message'),
     [
-        ({'keyframe_policy': 'every'}, "'keyframe_policy' is 'every'.*interval, flow, auto"),
+        ({'keyframe_policy': 'every'}, "'keyframe_policy' is 'every'.*interval, flow"),
         ({'keyframe_policy': 'flow', 'flow_threshold': 0.0}, "'flow_threshold' is 0.0"),
         ({'keyframe_policy': 'flow', 'flow_threshold': float('nan')}, "'flow_threshold' is nan"),
-        ({'keyframe_policy': 'auto'}, "needs 'expected_frames'"),
-        (
-            {
-                'keyframe_policy': 'auto',
-                'expected_frames': 99,
-                'max_keyframes': 8,
-                'on_limit': 'stop',
-            },
-            "'max_keyframes' above 'num_scale_frames' \\(8\\)",
-        ),
         ({'max_non_keyframe_gap': 0}, "'max_non_keyframe_gap' is 0"),
-        ({'expected_frames': -1}, "'expected_frames' is -1"),
     ],
 )
 def test_settings_that_cannot_work(settings, message):

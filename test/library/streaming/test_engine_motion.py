@@ -15,7 +15,6 @@ POLICIES = {
     'interval': {'keyframe_policy': 'interval', 'keyframe_interval': 2},
     'flow': {'keyframe_policy': 'flow', 'flow_threshold': 1e-6, 'max_non_keyframe_gap': 2},
     'flow by gap': {'keyframe_policy': 'flow', 'flow_threshold': 1e9, 'max_non_keyframe_gap': 3},
-    'auto': {'keyframe_policy': 'auto', 'expected_frames': 10, 'max_keyframes': 6},
 }
 
 

@@ -104,7 +104,7 @@ def kept_by_the_library(count, **settings):
     'settings',
     [
         {'keyframe_policy': 'flow', 'flow_threshold': 1000.0, 'max_non_keyframe_gap': 7},
-        {'keyframe_policy': 'auto', 'expected_frames': 10, 'max_keyframes': 4, 'on_limit': 'stop'},
+        {'keyframe_policy': 'interval', 'keyframe_interval': 4},
     ],
     ids=lambda settings: settings['keyframe_policy'],
 )
