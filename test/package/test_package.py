@@ -174,7 +174,10 @@ def test_build_installs_the_programs(workspace):
 
 
 def test_ros2_launch_can_read_the_parameters_without_torch():
-    code = 'import sys; sys.modules["torch"] = None; import lingbot_map_ros.parameters'
+    code = (
+        'import sys; sys.modules["torch"] = None; '
+        'import lingbot_map.settings, lingbot_map_ros.parameters'
+    )
     told = run([sys.executable, '-c', code])
     assert told.returncode == 0, told.stderr
 
