@@ -95,24 +95,19 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     """Add the settings of the engine; some have defaults of their own here."""
     for name in _SETTINGS:
         add_flag(parser, name, _SPECS[name], choices=_SPECS[name].choices or None)
-    add_flag(
-        parser,
-        'max_keyframes',
-        _SPECS['max_keyframes'],
-        default=None,
+    add = parser.add_argument
+    add(
+        '--max-keyframes',
+        type=int,
+        metavar='N',
         help=f'keyframe capacity; {_MAX_KEYFRAMES}, or as many as the frames need; '
         f'with --on-limit roll_over {_SOAK_MAX_KEYFRAMES}',
     )
-    add_flag(
-        parser,
-        'on_limit',
-        _SPECS['on_limit'],
-        default=None,
+    add(
+        '--on-limit',
         choices=('stop', 'roll_over'),
-        metavar=None,
         help='at --max-keyframes; stop, with --soak roll_over',
     )
-    add = parser.add_argument
     add(
         '--image-height',
         type=int,
