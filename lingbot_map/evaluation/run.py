@@ -14,7 +14,7 @@ import time
 
 from lingbot_map.images.camera import Camera
 from lingbot_map.images.mask import ImageMask
-from lingbot_map.images.view import turn_picture, turn_rotation, View
+from lingbot_map.images.view import camera_rotation, rotate_image, View
 from lingbot_map.mapping.map_frame import MapFrame
 from lingbot_map.recordings.source import SourceError
 from lingbot_map.streaming.budget import MemoryLimitError
@@ -52,8 +52,8 @@ class Viewing:
                 f'camera_info is for images of {"x".join(map(str, self.camera.size))}, these are '
                 f'{"x".join(map(str, size))}: set camera_info to none'
             )
-        seen = None if self.mask is None else self.mask.seen(*size)
-        return View(size, self.camera, seen, self.degrees, self.replace_intrinsics)
+        valid = None if self.mask is None else self.mask.valid(*size)
+        return View(size, self.camera, valid, self.degrees, self.replace_intrinsics)
 
 
 DIRECT = Viewing()  # as the pictures are
@@ -98,7 +98,7 @@ def run_recording(
     """
     started_s = time.perf_counter()
     feed, rows = _Feed(engine, viewing), []
-    frame = MapFrame(scale, turn_rotation(viewing.degrees))
+    frame = MapFrame(scale, camera_rotation(viewing.degrees))
     for result in feed.results(pictures):
         stamp_ns, rgb = result.tag
         try:
@@ -107,7 +107,7 @@ def run_recording(
             continue
         rows.append((stamp_ns, T_map_cam, result.is_keyframe))
         for consume in consumers:
-            as_mounted = turn_picture(rgb, -viewing.degrees % 360)
+            as_mounted = rotate_image(rgb, -viewing.degrees % 360)
             consume(PlacedFrame(stamp_ns, as_mounted, result, T_map_cam))
     run = Run(
         [stamp_ns for stamp_ns, _, _ in rows],

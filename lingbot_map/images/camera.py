@@ -1,7 +1,7 @@
 """
-Calibrated cameras: from a camera_info message to the rectified picture and its intrinsics.
+Calibrated cameras: from a camera_info message to the rectified image and its intrinsics.
 
-Follows sensor_msgs/CameraInfo: K, D and R describe the raw picture, P the rectified one, both at
+Follows sensor_msgs/CameraInfo: K, D and R describe the raw image, P the rectified one, both at
 full resolution before binning and region of interest.
 """
 
@@ -27,18 +27,18 @@ class CameraInfoError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Camera:
-    """The rectified camera, and where its pixels lie in the raw picture."""
+    """The rectified camera, and where its pixels lie in the raw image."""
 
-    size: tuple[int, int]  # width, height of the pictures, raw and rectified
-    K: np.ndarray  # (3, 3) float64 of the rectified picture [px]
-    maps: tuple[np.ndarray, np.ndarray] | None  # of cv2.remap; None: the raw picture is rectified
+    size: tuple[int, int]  # width, height of the images, raw and rectified
+    K: np.ndarray  # (3, 3) float64 of the rectified image [px]
+    maps: tuple[np.ndarray, np.ndarray] | None  # of cv2.remap; None: the raw image is rectified
 
-    def rectify(self, picture: np.ndarray, outside: Sequence[int]) -> np.ndarray:
-        """Return a raw picture (H, W[, C]) rectified, `outside` where the camera saw nothing."""
+    def rectify(self, image: np.ndarray, outside: Sequence[int]) -> np.ndarray:
+        """Return a raw image (H, W[, C]) rectified, `outside` where the camera saw nothing."""
         if self.maps is None:
-            return picture
+            return image
         return cv2.remap(
-            picture,
+            image,
             *self.maps,
             cv2.INTER_LINEAR,
             borderMode=cv2.BORDER_CONSTANT,
@@ -50,17 +50,17 @@ def camera_of(info, is_rectified: bool) -> Camera:
     """
     Return the camera of a sensor_msgs/CameraInfo of rclpy or of rosbags.
 
-    `is_rectified`: the pictures are rectified already, and only P counts.
+    `is_rectified`: the images are rectified already, and only P counts.
     CameraInfoError: not calibrated, an unknown distortion model, or numbers that make no camera.
     """
-    size = _picture_size(info)
+    size = _image_size(info)
     K, R, P = (np.array(m, float).reshape(3, -1) for m in (info.k, info.r, info.p))
     P, D = P[:, :3], np.array(info.d, float)
     if not all(np.isfinite(m).all() for m in (K, R, P, D)):
         raise CameraInfoError('it holds NaN or infinity')
     if K[0, 0] == 0 and (P[0, 0] == 0 or not is_rectified):
         raise CameraInfoError('the camera is not calibrated: its K is zero')
-    K, P = (_of_picture(m, info) for m in (K, P if P[0, 0] else K))
+    K, P = (_of_image(m, info) for m in (K, P if P[0, 0] else K))
     if is_rectified:
         return Camera(size, _checked(P), None)
     if not D.any():
@@ -90,16 +90,16 @@ def _maps(
     return cv2.initUndistortRectifyMap(K, D, R, P, size, cv2.CV_16SC2)
 
 
-def _picture_size(info) -> tuple[int, int]:
+def _image_size(info) -> tuple[int, int]:
     width, height = (info.roi.width or info.width), (info.roi.height or info.height)
     width, height = width // max(1, info.binning_x), height // max(1, info.binning_y)
     if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE):
-        raise CameraInfoError(f'its size {width}x{height} is not that of a picture')
+        raise CameraInfoError(f'its size {width}x{height} is not that of an image')
     return width, height
 
 
-def _of_picture(K: np.ndarray, info) -> np.ndarray:
-    """Return intrinsics of the pictures from those of the full resolution."""
+def _of_image(K: np.ndarray, info) -> np.ndarray:
+    """Return intrinsics of the images from those of the full resolution."""
     K = K.copy()
     K[0, 2] -= info.roi.x_offset
     K[1, 2] -= info.roi.y_offset

@@ -41,12 +41,12 @@ _NARROW_BT601 = np.array(  # [Y U V 1] to RGB
     ]
 )
 _NUMBERS = re.compile(r'(8|16|32|64)[USF]C?\d*')
-_PICTURES = (
+_SUPPORTED = (
     'rgb8, bgr8, rgba8, bgra8, mono8, 8UC1, 8UC3, 8UC4, bayer_rggb8 (or another pattern), any of '
     'these with 16 bits, uyvy, yuyv, nv12, nv21 or nv24'
 )
 _FORMATS = ('JPEG', 'PNG', 'TIFF', 'WEBP')  # what cameras send; Pillow knows stranger ones
-DAMAGED_PICTURE = (  # what Pillow lets through from the layers below it
+DAMAGED_IMAGE = (  # what Pillow lets through from the layers below it
     OSError,
     SyntaxError,
     ValueError,
@@ -114,7 +114,7 @@ def _refusal(encoding: str) -> UnsupportedImage:
         text = f'encoding {shown} means numbers, such as depth, and not colours'
     else:
         text = f'encoding {shown} is not known'
-    return UnsupportedImage(f'{text}: publish {_PICTURES}', f'encoding {shown}')
+    return UnsupportedImage(f'{text}: publish {_SUPPORTED}', f'encoding {shown}')
 
 
 def _interleaved(message, channels: int, value_bytes: int, code: int | None) -> np.ndarray:
@@ -251,13 +251,13 @@ def compressed_to_rgb(message) -> np.ndarray:
             f'format {shown} means depth and not colours: publish jpeg or png', f'format {shown}'
         )
     try:
-        with Image.open(io.BytesIO(message.data), formats=_FORMATS) as picture:
-            check_size(*picture.size)
-            rgb = picture_rgb(picture)
-            raw = picture.format != 'JPEG' and picture.mode in ('L', 'I;16', 'I;16B', 'I')
+        with Image.open(io.BytesIO(message.data), formats=_FORMATS) as image:
+            check_size(*image.size)
+            rgb = picture_rgb(image)
+            raw = image.format != 'JPEG' and image.mode in ('L', 'I;16', 'I;16B', 'I')
     except UnsupportedImage:
         raise
-    except DAMAGED_PICTURE:
+    except DAMAGED_IMAGE:
         raise UnsupportedImage(
             f'its {len(message.data)} bytes in format {shown} are not a jpeg or png picture, or '
             'are damaged',

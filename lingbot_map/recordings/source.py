@@ -14,7 +14,7 @@ from pathlib import Path
 import re
 from typing import BinaryIO, Protocol
 
-from lingbot_map.images.decoding import DAMAGED_PICTURE
+from lingbot_map.images.decoding import DAMAGED_IMAGE
 from lingbot_map.streaming.preprocess import open_rgb
 import numpy as np
 from PIL import Image
@@ -59,7 +59,7 @@ def is_bag(path: Path) -> bool:
     return path.suffix in BAG_SUFFIXES
 
 
-def read_picture(file: BinaryIO | Path, name: str) -> np.ndarray:
+def read_image(file: BinaryIO | Path, name: str) -> np.ndarray:
     """
     Return an encoded picture as rgb uint8 (H, W, 3), the way spec section 3 loads files.
 
@@ -68,7 +68,7 @@ def read_picture(file: BinaryIO | Path, name: str) -> np.ndarray:
     """
     try:
         return open_rgb(file)
-    except DAMAGED_PICTURE:
+    except DAMAGED_IMAGE:
         raise SourceError(f"'{name}' is not an image or is damaged") from None
 
 
@@ -86,7 +86,7 @@ class FileSource(Source):
 
     def lazy(self) -> Iterator[tuple[int, Callable[[], np.ndarray]]]:
         for stamp_ns, file in zip(self._stamps_ns, self._files, strict=True):
-            yield stamp_ns, partial(read_picture, file, str(file))
+            yield stamp_ns, partial(read_image, file, str(file))
 
 
 def folder_source(path: Path, fps: float) -> FileSource:
@@ -140,7 +140,7 @@ def _upright_size(file: Path) -> tuple[int, int]:
             tagged = image.format != 'PNG' or 'exif' in image.info
             sideways = tagged and image.getexif().get(_EXIF_ORIENTATION, 1) >= 5
             return image.size[::-1] if sideways else image.size
-    except DAMAGED_PICTURE:
+    except DAMAGED_IMAGE:
         raise SourceError(f"'{file}' is not an image or is damaged") from None
 
 

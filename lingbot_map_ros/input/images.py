@@ -55,11 +55,11 @@ class ImageInput:
         info = self._infos.begin()
         key = size, frame_id, calibration(info)
         if key != self._key:  # undistortion maps take long to compute
-            seen = None if self._mask is None else self._mask.seen(*size)
+            valid = None if self._mask is None else self._mask.valid(*size)
             camera = self._camera(info, size)
             self._compare_frames(info, frame_id)
             self._view = View(
-                size, camera, seen, self._params.image_rotation, self._params.use_camera_info
+                size, camera, valid, self._params.image_rotation, self._params.use_camera_info
             )
             self._key = key
         return self._view

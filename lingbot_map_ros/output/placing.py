@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lingbot_map.geometry import invert
-from lingbot_map.images.view import turn_rotation
+from lingbot_map.images.view import camera_rotation
 from lingbot_map.mapping.map_frame import ContinuousPoses, MapFrame, Pose
 from lingbot_map_ros.output.frames import FrameTree, NoTransform
 from lingbot_map_ros.parameters import NodeParams
@@ -41,7 +41,7 @@ class Placer:
         self._body_frame, self._T_cam_body = camera, None
         if T_base_cam is not None and params.tf_mode in ROBOT_MODES:
             self._body_frame, self._T_cam_body = params.base_frame, invert(T_base_cam)
-        self._frame = MapFrame(scale, turn_rotation(params.image_rotation), T_base_cam)
+        self._frame = MapFrame(scale, camera_rotation(params.image_rotation), T_base_cam)
         self._track = ContinuousPoses()
 
     def _find_mount(self) -> np.ndarray | None:
