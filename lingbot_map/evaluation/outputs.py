@@ -18,7 +18,7 @@ from lingbot_map.evaluation.plots import (
     Preview,
     PreviewKeeper,
 )
-from lingbot_map.evaluation.recording import Plan, SelectedPictures
+from lingbot_map.evaluation.recording import Plan, SelectedImages
 from lingbot_map.evaluation.report import as_html, Report
 from lingbot_map.evaluation.run import PlacedFrame, Run
 from lingbot_map.evaluation.scoring import match, Matched, score, ScoreOptions
@@ -66,7 +66,7 @@ def measure(planned: Plan, run: Run) -> Result:
         )
         figures, lines = score(matched, options)
         notes += [*_coverage_note(len(matched.stamps_ns), run.images), *lines]
-        notes += _mount_note(planned)
+        notes += _frame_note(planned)
         to_truth = _alignment(matched)
         metrics['ground_truth'] = {
             'name': truth.name,
@@ -88,7 +88,7 @@ def _coverage_note(matched: int, images: int) -> list[str]:
     return [f'Only {matched} of {images} images have a true pose: the figures are about these.']
 
 
-def _mount_note(planned: Plan) -> list[str]:
+def _frame_note(planned: Plan) -> list[str]:
     """Say that the truth may be about another frame than the camera's."""
     body, camera = planned.truth.body, planned.recording.source.frame_id
     if not body or body == camera or planned.settings['body_to_camera']:
@@ -178,7 +178,7 @@ class Outputs:
         settings = planned.settings
         self._folder, self._planned = folder, planned
         self._store = MapStore(settings['map.voxel_size'], settings['map.max_points'])
-        self._previews = PreviewKeeper(_evenly(planned.pictures))
+        self._previews = PreviewKeeper(_evenly(planned.images))
         self.consumers: list[Callable[[PlacedFrame], None]] = [self._previews]
         self._depth = self._colmap = self._rerun = None
         choose = _point_filter(settings)
@@ -221,10 +221,10 @@ class Outputs:
             self._rerun.finish(run.T_map_cam, result.matched, result.to_truth)
 
 
-def _evenly(pictures: SelectedPictures) -> list[int]:
-    """Return the stamps of a few pictures from the first to the last."""
-    places = np.linspace(0, len(pictures) - 1, min(_PREVIEWS, len(pictures))).round().astype(int)
-    return [pictures.stamps_ns[pictures.chosen[place]] for place in places]
+def _evenly(images: SelectedImages) -> list[int]:
+    """Return the stamps of a few images from the first to the last."""
+    places = np.linspace(0, len(images) - 1, min(_PREVIEWS, len(images))).round().astype(int)
+    return [images.stamps_ns[images.chosen[place]] for place in places]
 
 
 def _point_filter(settings: dict) -> PointFilter:

@@ -37,16 +37,16 @@ class PlacedFrame:
 
 
 @dataclass(frozen=True)
-class Viewing:
-    """How pictures are prepared for the network; see `View`."""
+class ViewSettings:
+    """How images are prepared for the network; see `View`."""
 
     camera: Camera | None = None
     mask: ImageMask | None = None
-    degrees: int = 0  # clockwise, to make the pictures of a camera mounted sideways upright
+    degrees: int = 0  # clockwise, to make the images of a camera mounted sideways upright
     replace_intrinsics: bool = False
 
     def view(self, size: tuple[int, int]) -> View:
-        """Return the view of pictures of `size` (width, height); MaskError, SourceError."""
+        """Return the view of images of `size` (width, height); MaskError, SourceError."""
         if self.camera is not None and self.camera.size != size:
             raise SourceError(
                 f'camera_info is for images of {"x".join(map(str, self.camera.size))}, these are '
@@ -56,12 +56,12 @@ class Viewing:
         return View(size, self.camera, valid, self.degrees, self.replace_intrinsics)
 
 
-DIRECT = Viewing()  # as the pictures are
+DIRECT = ViewSettings()  # as the images are
 
 
 @dataclass(frozen=True)
 class Run:
-    """The trajectory of one recording; rows are the pictures that have a pose."""
+    """The trajectory of one recording; rows are the images that have a pose."""
 
     stamps_ns: list[int]
     T_map_cam: np.ndarray  # (N, 4, 4)
@@ -84,22 +84,22 @@ class Timing:
 
 def run_recording(
     engine: StreamEngine,
-    pictures: Iterable[tuple[int, np.ndarray]],
+    images: Iterable[tuple[int, np.ndarray]],
     scale: float = 1.0,
-    viewing: Viewing = DIRECT,
+    view_settings: ViewSettings = DIRECT,
     consumers: Sequence[Callable[[PlacedFrame], None]] = (),
 ) -> tuple[Run, Timing]:
     """
     Stream (stamp_ns, rgb) pairs, at least one, into a map of their own.
 
     `consumers` see each placed frame in order. A frame whose pose is not finite has no place and
-    is left out. Raises SourceError if the size of the pictures changes or the engine has to start
+    is left out. Raises SourceError if the size of the images changes or the engine has to start
     a new map, MaskError if the mask does not fit.
     """
     started_s = time.perf_counter()
-    feed, rows = _Feed(engine, viewing), []
-    frame = MapFrame(scale, camera_rotation(viewing.degrees))
-    for result in feed.results(pictures):
+    feed, rows = _Feed(engine, view_settings), []
+    frame = MapFrame(scale, camera_rotation(view_settings.degrees))
+    for result in feed.results(images):
         stamp_ns, rgb = result.tag
         try:
             T_map_cam = frame.place(result.T_world_cam).T_map_body
@@ -107,7 +107,7 @@ def run_recording(
             continue
         rows.append((stamp_ns, T_map_cam, result.is_keyframe))
         for consume in consumers:
-            as_mounted = rotate_image(rgb, -viewing.degrees % 360)
+            as_mounted = rotate_image(rgb, -view_settings.degrees % 360)
             consume(PlacedFrame(stamp_ns, as_mounted, result, T_map_cam))
     run = Run(
         [stamp_ns for stamp_ns, _, _ in rows],
@@ -121,20 +121,20 @@ def run_recording(
 
 
 class _Feed:
-    """Pushes pictures and times the engine; the call that runs the scale batch is told apart."""
+    """Pushes images and times the engine; the call that runs the scale batch is told apart."""
 
-    def __init__(self, engine: StreamEngine, viewing: Viewing):
+    def __init__(self, engine: StreamEngine, view_settings: ViewSettings):
         self.images = 0
         self.size: tuple[int, int] | None = None  # width, height
-        self._engine, self._viewing = engine, viewing
+        self._engine, self._view_settings = engine, view_settings
         self._view: View | None = None
         self._sequence = 0
         self._warm_up_s = self._scale_batch_ms = self._engine_s = 0.0
         self._frame_ms: list[float] = []
         self._initialized = False
 
-    def results(self, pictures: Iterable[tuple[int, np.ndarray]]) -> Iterator[FrameResult]:
-        for stamp_ns, rgb in pictures:
+    def results(self, images: Iterable[tuple[int, np.ndarray]]) -> Iterator[FrameResult]:
+        for stamp_ns, rgb in images:
             self._check_size(stamp_ns, rgb)
             self.images += 1
             prepared = self._view.prepare(rgb)
@@ -152,7 +152,7 @@ class _Feed:
         height, width = rgb.shape[:2]
         if self.size is None:
             self.size = (width, height)
-            self._view = self._viewing.view(self.size)
+            self._view = self._view_settings.view(self.size)
             start = time.perf_counter()
             self._warm_up(*self._view.upright_size[::-1])
             self._sequence = self._engine.sequence

@@ -113,11 +113,11 @@ def _euroc(path: Path) -> Layout | None:
     return Layout(
         [camera / 'data' / row[-1] for row in rows],
         stamps_ns,
-        lambda: read().moved_to(_euroc_mount(camera / 'sensor.yaml')),
+        lambda: read().moved_to(_euroc_extrinsics(camera / 'sensor.yaml')),
     )
 
 
-def _euroc_mount(path: Path) -> np.ndarray:
+def _euroc_extrinsics(path: Path) -> np.ndarray:
     """Return T_body_cam (4, 4)."""
     try:
         T = np.array(yaml.safe_load(path.read_text())['T_BS']['data'], float).reshape(4, 4)
@@ -141,10 +141,10 @@ def _kitti(path: Path) -> Layout | None:
     files = image_files(sequence / camera)
     if read is None:
         return Layout(files, stamps_ns, None)
-    return Layout(files, stamps_ns, lambda: read().moved_to(_kitti_mount(sequence, camera)))
+    return Layout(files, stamps_ns, lambda: read().moved_to(_kitti_extrinsics(sequence, camera)))
 
 
-def _kitti_mount(sequence: Path, camera: str) -> np.ndarray:
+def _kitti_extrinsics(sequence: Path, camera: str) -> np.ndarray:
     """Return where a rectified camera is in the frame of camera 0, which the poses refer to."""
     T_cam0_cam = np.eye(4)
     number = camera.removeprefix('image_')
