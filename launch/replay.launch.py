@@ -60,15 +60,15 @@ def start(context):
         context.launch_configurations.update(fixed)
         return [lossless_replay(context), *rviz(context)]
     node = mapping_node(context)
-    play = OpaqueFunction(function=play_when_heard, args=[node])
+    play = OpaqueFunction(function=play_when_subscribed, args=[node])
     return [node, play, *rviz(context)]
 
 
-def play_when_heard(context, node):
+def play_when_subscribed(context, node):
     """Start the bag when the node, which has a network to load, subscribes to images."""
     if subscribes_to_images(get_ros_node(context), node.node_name):
         return [bag_player(context)]
-    again = OpaqueFunction(function=play_when_heard, args=[node])
+    again = OpaqueFunction(function=play_when_subscribed, args=[node])
     return [TimerAction(period=POLL_S, actions=[again])]
 
 

@@ -32,13 +32,13 @@ class CameraInfoStore:
         self._in_use: tuple | None = ()  # the present map's calibration; () before the first
         self._deadline_s: float | None = None
 
-    def hear(self, message: CameraInfo) -> None:
-        heard = calibration(message)
+    def receive(self, message: CameraInfo) -> None:
+        received = calibration(message)
         with self._changed:
-            is_new = heard != self._newest_calibration
-            self._newest, self._newest_calibration = message, heard
+            is_new = received != self._newest_calibration
+            self._newest, self._newest_calibration = message, received
             self._changed.notify()
-        if is_new and self.has_news:
+        if is_new and self.has_changed:
             self._logger.warning(
                 'camera_info has changed, or came after the first image: it is used from the next '
                 'map on, call ~/reset to begin one',
@@ -46,7 +46,7 @@ class CameraInfoStore:
             )
 
     @property
-    def has_news(self) -> bool:
+    def has_changed(self) -> bool:
         """Tell whether the next map will use another camera_info than the present one."""
         return self._in_use not in ((), self._newest_calibration)
 
@@ -61,7 +61,7 @@ class CameraInfoStore:
             self._changed.wait_for(lambda: self._newest is not None, min(left_s, timeout_s))
             return self._newest is not None or time.monotonic() >= self._deadline_s
 
-    def begin(self) -> CameraInfo | None:
+    def for_new_map(self) -> CameraInfo | None:
         """Return what the map that begins now shall use."""
         with self._changed:
             self._in_use = self._newest_calibration
@@ -96,7 +96,7 @@ class CameraInfoSubscription:
             self._node.create_subscription(
                 CameraInfo,
                 TOPIC,
-                self._store.hear,
+                self._store.receive,
                 profile,
                 callback_group=self._group,
                 event_callbacks=SubscriptionEventCallbacks(use_default_callbacks=False, **events),

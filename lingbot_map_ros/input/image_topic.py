@@ -53,7 +53,7 @@ class ImageTopic:
     def __init__(
         self, node: Node, params: NodeParams, on_image: Callable, callback_group: CallbackGroup
     ):
-        self.heard, self.unheard = 0, {}
+        self.matched, self.incompatible = 0, {}
         self.lost = 0
         self._node, self._lock = node, threading.Lock()
         compressed = params.image_transport == 'compressed'
@@ -73,7 +73,7 @@ class ImageTopic:
             callback_group=callback_group,
             qos_overriding_options=QoSOverridingOptions(_OVERRIDABLE),
             event_callbacks=SubscriptionEventCallbacks(
-                incompatible_qos=lambda _: self.look(), message_lost=self._on_lost
+                incompatible_qos=lambda _: self.check_publishers(), message_lost=self._on_lost
             ),
         )
 
@@ -84,23 +84,23 @@ class ImageTopic:
     def destroy(self) -> None:
         self._node.destroy_subscription(self.subscription)
 
-    def look(self) -> None:
+    def check_publishers(self) -> None:
         """See who publishes now; warn of nodes that are not heard."""
         with self._lock:
-            self.heard, counts = 0, Counter()
+            self.matched, counts = 0, Counter()
             for info in self._node.get_publishers_info_by_topic(self.name):
                 obstacle = self._obstacle(info)
                 if obstacle:
                     counts[_node_name(info), obstacle] += 1
                 else:
-                    self.heard += 1
-            before, self.unheard = self.unheard, {}
+                    self.matched += 1
+            before, self.incompatible = self.incompatible, {}
             for (name, obstacle), count in counts.items():
                 times = f' ({count} publishers)' if count > 1 else ''
-                self.unheard[name + times] = obstacle
-            for name in self.unheard.keys() - before.keys():
+                self.incompatible[name + times] = obstacle
+            for name in self.incompatible.keys() - before.keys():
                 self._node.get_logger().warning(
-                    f'images of {name} on {self.name} are not heard: {self.unheard[name]}'
+                    f'images of {name} on {self.name} are not heard: {self.incompatible[name]}'
                 )
 
     def _on_lost(self, event) -> None:
@@ -200,9 +200,9 @@ def silence_text(node: Node, topic: ImageTopic) -> str:
     count = node.count_publishers(topic.name)
     publishers = f'{count} publisher' + ('' if count == 1 else 's')
     text = f'no images come on {topic.name} ({topic.type_name}, {publishers})'
-    if topic.unheard:
+    if topic.incompatible:
         return f'{text}: not heard are ' + '; '.join(
-            f'{name}: {obstacle}' for name, obstacle in topic.unheard.items()
+            f'{name}: {obstacle}' for name, obstacle in topic.incompatible.items()
         )
     if topic.lost:
         return f'{text}: {topic.lost_text()}'

@@ -33,7 +33,7 @@ class ImageInput:
     @property
     def camera_status(self) -> str:
         """Say what has become of camera_info."""
-        return 'heard, used from the next map on' if self._infos.has_news else self._status
+        return 'heard, used from the next map on' if self._infos.has_changed else self._status
 
     def ready(self, timeout_s: float) -> bool:
         """Wait for camera_info up to `timeout_s`; tell whether a map can begin now."""
@@ -52,7 +52,7 @@ class ImageInput:
 
         MaskError: the mask does not fit.
         """
-        info = self._infos.begin()
+        info = self._infos.for_new_map()
         key = size, frame_id, calibration(info)
         if key != self._key:  # undistortion maps take long to compute
             valid = None if self._mask is None else self._mask.valid(*size)

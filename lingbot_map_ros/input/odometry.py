@@ -33,7 +33,7 @@ class OdometryInput:
         self._subscription = node.create_subscription(
             Odometry,
             TOPIC,
-            self.hear,
+            self.receive,
             QoSProfile(depth=_DEPTH, reliability=ReliabilityPolicy.BEST_EFFORT),
             callback_group=MutuallyExclusiveCallbackGroup(),
             qos_overriding_options=QoSOverridingOptions.with_default_policies(),
@@ -49,7 +49,7 @@ class OdometryInput:
         with self._lock:
             return self._stamps_ns[-1] if self._stamps_ns else 0
 
-    def hear(self, message: Odometry) -> None:
+    def receive(self, message: Odometry) -> None:
         """
         Take a message, unless it is a little older than one before, or holds no pose.
 

@@ -51,7 +51,7 @@ class FrameTree:
         parent = self.parents.get(child, self._map_frame)
         return '' if parent == self._map_frame else parent
 
-    def mount(self, base: str, camera: str) -> np.ndarray:
+    def extrinsics(self, base: str, camera: str) -> np.ndarray:
         """Return T_base_camera (4, 4) of a camera that does not move on its robot."""
         if camera == base:
             raise NoTransform(f"the images come in '{base}' itself, not in an optical frame of it")

@@ -49,7 +49,7 @@ class Placer:
         if not params.base_frame:
             return None
         try:
-            return self._tree.mount(params.base_frame, self.camera)
+            return self._tree.extrinsics(params.base_frame, self.camera)
         except NoTransform as error:
             if params.tf_mode in ROBOT_MODES:
                 self.missing = str(error)
@@ -74,7 +74,7 @@ class Placer:
         if not self.missing:
             return False
         try:
-            self._tree.mount(self._params.base_frame, self.camera)
+            self._tree.extrinsics(self._params.base_frame, self.camera)
         except NoTransform:
             return False
         return True

@@ -203,7 +203,7 @@ def _replay(job: Job, args: argparse.Namespace) -> int:
                 player.check_alone()  # discovery may have taken until now
                 points = (
                     player.read_map()
-                    if settings['map.voxel_size'] and player.heard
+                    if settings['map.voxel_size'] and player.received
                     else (np.empty(0, POINT_DTYPE))
                 )
         finally:

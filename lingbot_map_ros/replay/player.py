@@ -46,7 +46,7 @@ class Player(Node):
         # Remappings on the command line, __node among them, are for the target.
         super().__init__('lingbot_map_player', use_global_arguments=False)
         self.sent: dict[int, float] = {}
-        self.heard: dict[int, float] = {}
+        self.received: dict[int, float] = {}
         self.transforms: set[int] = set()  # stamps of what is placed in the map
         self.clouds = self.cloud_points = self.path_poses = 0
         self.node_counts: dict[str, int] = {}  # images in, out and dropped, from /diagnostics
@@ -139,7 +139,7 @@ class Player(Node):
         self._wait(lambda: self.node_counts.get('images_waiting') == 0)
         with self._changed:
             self._changed.wait_for(
-                lambda: len(self.heard) >= self.node_counts['images_out'], _LAST_ANSWERS_S
+                lambda: len(self.received) >= self.node_counts['images_out'], _LAST_ANSWERS_S
             )
 
     def read_map(self) -> np.ndarray:
@@ -164,20 +164,20 @@ class Player(Node):
         rows = torch.tensor([self._rows[stamp] for stamp in stamps], dtype=torch.float64)
         rows = rows.reshape(-1, 7)
         T_map_body = rigid(quaternion_to_matrix(rows[:, 3:]), rows[:, :3]).numpy()
-        mounts = {body: self._mount(body) for body in set(self._bodies.values())}
-        T_body_cam = [mounts[self._bodies[stamp]] for stamp in stamps]
+        extrinsics = {body: self._extrinsics(body) for body in set(self._bodies.values())}
+        T_body_cam = [extrinsics[self._bodies[stamp]] for stamp in stamps]
         T_map_cam = T_map_body @ np.array(T_body_cam).reshape(-1, 4, 4)
         if self._is_rescaled:  # what was heard before the scale was found is in another unit
             kept = dict(zip(*self._target.pipeline.outputs.trajectory.export(), strict=True))
             T_map_cam = np.array([kept.get(s, T) for s, T in zip(stamps, T_map_cam, strict=True)])
         return stamps, T_map_cam.reshape(-1, 4, 4)
 
-    def _mount(self, body: str) -> np.ndarray:
+    def _extrinsics(self, body: str) -> np.ndarray:
         """Return T_body_cam (4, 4): odometry is that of the robot in some modes of TF."""
         if body == self._frame_id:
             return np.eye(4)
         try:
-            return self._tree.mount(body, self._frame_id)
+            return self._tree.extrinsics(body, self._frame_id)
         except NoTransform as error:
             raise PlayerError(f'the path of the camera is unknown: {error}') from error
 
@@ -200,7 +200,7 @@ class Player(Node):
         stamp_ns = to_ns(message.header.stamp)
         p, q = message.pose.pose.position, message.pose.pose.orientation
         with self._changed:
-            self.heard[stamp_ns] = time.monotonic()
+            self.received[stamp_ns] = time.monotonic()
             self._rows[stamp_ns] = [p.x, p.y, p.z, q.x, q.y, q.z, q.w]
             self._bodies[stamp_ns] = message.child_frame_id
             self._changed.notify_all()

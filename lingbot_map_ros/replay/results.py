@@ -118,7 +118,7 @@ def summarize(
         for key, count in player.node_counts.items()
         if key.startswith('dropped.') and count
     }
-    heard = [stamp for stamp in player.heard if stamp in player.sent]
+    received = [stamp for stamp in player.received if stamp in player.sent]
     expected = len(player.sent)
     if settings['queue'] == 'latest':
         on_the_way = expected - player.node_counts['images_in']
@@ -127,14 +127,14 @@ def summarize(
         expected -= dropped.get(SUPERSEDED, 0) + dropped.get(_ON_THE_WAY, 0)
     return Summary(
         frames_sent=len(player.sent),
-        frames_out=len(heard),
-        lost=expected - len(heard),
+        frames_out=len(received),
+        lost=expected - len(received),
         dropped=dropped,
         skipped=source.skipped,
-        latency_ms=_latency_percentiles(player, heard),
-        rate_hz=_rate(player, heard),
+        latency_ms=_latency_percentiles(player, received),
+        rate_hz=_rate(player, received),
         heard={
-            'odometry': len(player.heard),
+            'odometry': len(player.received),
             'transforms': len(player.transforms),
             'path_poses': player.path_poses,
             'clouds': player.clouds,
@@ -158,18 +158,18 @@ def write(out: Path, title: str, summary: Summary, drawing: Drawing) -> None:
     write_bytes(out / 'summary.json', (json.dumps(asdict(summary), indent=2) + '\n').encode())
 
 
-def _latency_percentiles(player: Player, heard: list[int]) -> dict[str, float]:
-    if not heard:
+def _latency_percentiles(player: Player, received: list[int]) -> dict[str, float]:
+    if not received:
         return {}
-    latencies_ms = [1e3 * (player.heard[stamp] - player.sent[stamp]) for stamp in heard]
+    latencies_ms = [1e3 * (player.received[stamp] - player.sent[stamp]) for stamp in received]
     return {f'p{p}': round(float(np.percentile(latencies_ms, p)), 2) for p in (50, 95, 99)}
 
 
-def _rate(player: Player, heard: list[int]) -> float:
-    if not heard:
+def _rate(player: Player, received: list[int]) -> float:
+    if not received:
         return 0.0
-    seconds = max(player.heard[stamp] for stamp in heard) - min(player.sent.values())
-    return round(len(heard) / seconds, 2)
+    seconds = max(player.received[stamp] for stamp in received) - min(player.sent.values())
+    return round(len(received) / seconds, 2)
 
 
 def _versions() -> dict[str, str]:
