@@ -26,7 +26,7 @@ def truncated(tmp_path):
     bag = truth_bag(tmp_path / 'bag', 40)
     file = bag / 'bag.mcap'
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    return [bag], 'bag.*(cut short|damaged)'
+    return [bag], 'bag.*damaged'
 
 
 def no_images(tmp_path):
@@ -60,7 +60,7 @@ def bad_encoding(tmp_path):
 def bad_truth_file(tmp_path):
     (tmp_path / 'truth.txt').write_text('once upon a time\n')
     arguments = [truth_bag(tmp_path / 'bag'), '--ground-truth', tmp_path / 'truth.txt']
-    return arguments, 'truth.txt.* not a file of poses'
+    return arguments, 'truth.txt.* not a pose file'
 
 
 def damaged_picture(tmp_path):
@@ -91,7 +91,7 @@ def missing(tmp_path):
 
 def empty_folder(tmp_path):
     (tmp_path / 'empty').mkdir()
-    return [tmp_path / 'empty'], 'holds no images'
+    return [tmp_path / 'empty'], 'contains no images'
 
 
 def no_input(tmp_path):
@@ -184,7 +184,7 @@ def mount_that_is_no_number(tmp_path):
 
 def mount_beyond_the_sky(tmp_path):
     arguments = [truth_bag(tmp_path / 'bag'), '--body-to-camera', '1e200', *'000001']
-    return arguments, 'no pose at 50.000 s'
+    return arguments, 'invalid pose at 50.000 s'
 
 
 def offset_beyond_time(tmp_path):

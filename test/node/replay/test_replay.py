@@ -378,7 +378,7 @@ def bad_inputs(tmp_path, folder):
     tiny = ['--model', 'tiny']
     return {
         'missing': ([str(tmp_path / 'nowhere')], 'nowhere.* does not exist'),
-        'empty': ([str(tmp_path / 'empty')], 'holds no images'),
+        'empty': ([str(tmp_path / 'empty')], 'contains no images'),
         'damaged': ([str(tmp_path / 'cut'), *tiny, '--checkpoint', 'random'], 'a.png.*damaged'),
         'rate': ([walk, '--rate', '-1'], '--rate is -1.0'),
         'rate nan': ([walk, '--rate', 'nan'], '--rate is nan'),
