@@ -124,7 +124,7 @@ def bad_mount(tmp_path):
 
 
 def bad_mask(tmp_path):
-    return [truth_bag(tmp_path / 'bag'), '--image-mask', '99,0,0,0'], 'leave nothing of images'
+    return [truth_bag(tmp_path / 'bag'), '--image-mask', '99,0,0,0'], 'mask the whole image'
 
 
 def bad_camera_info(tmp_path):

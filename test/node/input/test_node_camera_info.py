@@ -233,7 +233,7 @@ def test_a_new_calibration_is_used_from_the_next_map_on(capfd):
     [
         (info(size=(2 * W, 2 * H)), 'it is for images of 112x84 and these have 56x42'),
         (info(k=np.zeros((3, 3))), 'the camera is not calibrated: its K is zero'),
-        (CameraInfo(), 'its size 0x0 is not that of a picture'),
+        (CameraInfo(), 'its image size 0x0 is invalid'),
         (info(d=(np.nan,)), 'it holds NaN or infinity'),
     ],
 )
