@@ -1,4 +1,4 @@
-"""One recording: what is checked and decided before it runs, and the run."""
+"""Plan the evaluation of one recording: select images, read ground truth and calibration."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ import torch
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known before the first picture goes into the network."""
+    """Everything that is read and decided before the network runs."""
 
     recording: Recording
     settings: dict
     images: SelectedImages
-    truth: PoseTrack | None  # of the camera's optical frame
+    truth: PoseTrack | None  # poses of the camera's optical frame
     keyframe_interval: int
     view_settings: ViewSettings
     notes: list[str]
-    rerun: Path | None = None  # file for a Rerun recording
+    rerun: Path | None = None  # file of the Rerun recording
 
 
 def plan(recording: Recording, settings: dict, rerun: Path | None = None) -> Plan:
     """
-    Read the stamps and the truth, and decide; raise SourceError or MetricsError.
+    Read all stamps, ground truth and calibration, and return the plan.
 
-    What would make the run useless at its end shows here: a bag cut short, truth of another time.
+    Raises SourceError or MetricsError for problems that would otherwise show only after the run,
+    such as a truncated bag or ground truth of another time range. Raises MaskError for a bad mask.
     """
     selection = Selection(
         settings['every'], settings['start'], settings['duration'], settings['max_frames']
@@ -71,13 +72,13 @@ def _interval(images: int, settings: dict) -> int:
 
 
 def body_extrinsics(values: list[float]) -> np.ndarray:
-    """Return T_body_cam (4, 4) of x y z qx qy qz qw."""
+    """Return T_body_cam (4, 4) from x y z qx qy qz qw."""
     numbers = torch.tensor(values, dtype=torch.float64)
     return rigid(quaternion_to_matrix(numbers[3:]), numbers[:3]).numpy()
 
 
 def view_settings(recording: Recording, settings: dict) -> tuple[ViewSettings, str]:
-    """Return how images are prepared, and a line if camera_info cannot be used."""
+    """Return the settings of views, and a note if camera_info cannot be used (else '')."""
     camera, note, wanted = None, '', settings['camera_info']
     if is_bag(recording.path) and wanted != NO_TRUTH:
         info = read_camera_info(recording.path, recording.source.image_topic, wanted)
@@ -86,7 +87,7 @@ def view_settings(recording: Recording, settings: dict) -> tuple[ViewSettings, s
         except CameraInfoError as error:
             note = f'camera_info is not used: {error}'
     elif wanted not in ('', NO_TRUTH):
-        raise SourceError(f"'{recording.path}' is not a bag: leave camera_info '{wanted}' out")
+        raise SourceError(f"'{recording.path}' is not a bag: remove camera_info '{wanted}'")
     if settings['use_camera_info'] and camera is None:
         note = note or 'use_camera_info is set, but there is no camera_info'
     mask, degrees = load_mask(settings['image_mask']), settings['image_rotation']
@@ -95,15 +96,15 @@ def view_settings(recording: Recording, settings: dict) -> tuple[ViewSettings, s
 
 @dataclass(frozen=True)
 class Selection:
-    """A stretch of time of a recording, and every n-th picture of it."""
+    """A time range of a recording, and every n-th image in it."""
 
     every: int = 1
-    start_s: float = 0.0  # after the first picture
+    start_s: float = 0.0  # after the first image
     duration_s: float = 0.0  # 0: to the end
     max_frames: int = 0  # 0: no limit
 
     def choose(self, stamps_ns: Sequence[int]) -> list[int]:
-        """Return the positions of the chosen images, ascending."""
+        """Return the indices of the chosen images, ascending."""
         if not stamps_ns:
             return []
         begin = stamps_ns[0] + round(self.start_s * 1e9)
@@ -114,7 +115,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class SelectedImages:
-    """The chosen images of a source, whose stamps are all known and have been read once."""
+    """The chosen images of a source; all of its stamps have been read."""
 
     source: Source
     stamps_ns: list[int]  # of all images of the source
@@ -136,10 +137,9 @@ class SelectedImages:
 
 def select(source: Source, selection: Selection) -> SelectedImages:
     """
-    Read all stamps of a source and choose.
+    Read all stamps of a source and select images.
 
-    What is wrong with a recording as such shows here, before any work. Raises SourceError, also
-    if nothing is chosen.
+    Raises SourceError if the recording is damaged or no image is selected.
     """
     stamps_ns = [stamp_ns for stamp_ns, _ in source.lazy()]
     chosen = selection.choose(stamps_ns)

@@ -1,8 +1,8 @@
 """
-Run a recording through the engine, picture by picture, and keep what it says.
+Run the images of a recording through the engine and collect trajectory and timing.
 
-The same engine as the node's, without queue or clock: nothing is dropped, and the same input on
-the same machine gives the same numbers (`deterministic_kernels`).
+Uses the same engine as the node, but without queue or clock: no image is dropped, and the same
+input on the same machine gives the same result (`deterministic_kernels`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,12 +23,12 @@ from lingbot_map.streaming.frame import FrameResult
 import numpy as np
 import torch
 
-_CUBLAS_WORKSPACE = ':4096:8'  # the larger of the two settings under which cuBLAS is reproducible
+_CUBLAS_WORKSPACE = ':4096:8'  # the larger of the two reproducible settings
 
 
 @dataclass(frozen=True)
 class PlacedFrame:
-    """One picture with its result and its place in the map."""
+    """One image with its result and its pose in the map."""
 
     stamp_ns: int
     rgb: np.ndarray  # (H, W, 3) uint8, rectified
@@ -38,15 +38,15 @@ class PlacedFrame:
 
 @dataclass(frozen=True)
 class ViewSettings:
-    """How images are prepared for the network; see `View`."""
+    """How to prepare images for the network; see `View`."""
 
     camera: Camera | None = None
     mask: ImageMask | None = None
-    degrees: int = 0  # clockwise, to make the images of a camera mounted sideways upright
+    degrees: int = 0  # clockwise rotation that makes the images upright
     replace_intrinsics: bool = False
 
     def view(self, size: tuple[int, int]) -> View:
-        """Return the view of images of `size` (width, height); MaskError, SourceError."""
+        """Return the view for images of `size` (width, height); raise MaskError or SourceError."""
         if self.camera is not None and self.camera.size != size:
             raise SourceError(
                 f'camera_info is for images of {"x".join(map(str, self.camera.size))}, these are '
@@ -56,30 +56,30 @@ class ViewSettings:
         return View(size, self.camera, valid, self.degrees, self.replace_intrinsics)
 
 
-DIRECT = ViewSettings()  # as the images are
+DIRECT = ViewSettings()  # images as they are
 
 
 @dataclass(frozen=True)
 class Run:
-    """The trajectory of one recording; rows are the images that have a pose."""
+    """The trajectory of one recording, with one row per image that has a pose."""
 
     stamps_ns: list[int]
     T_map_cam: np.ndarray  # (N, 4, 4)
     is_keyframe: np.ndarray  # (N,) bool
-    images: int  # that went in
+    images: int  # number of input images
     image_size: tuple[int, int]  # width, height
-    windows: int  # one more than the memory was rolled over
+    windows: int  # roll-overs of the memory + 1
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What a run cost."""
+    """How long a run took."""
 
     warm_up_s: float
-    scale_batch_ms: float  # the first frames, which run together
-    frame_ms: list[float]  # each later one: upload, resize, network, until the pose is known
+    scale_batch_ms: float  # the first frames, which run as a batch
+    frame_ms: list[float]  # each later frame: upload, resize, network, until the pose is known
     engine_s: float
-    total_s: float  # reading, decoding and exports included
+    total_s: float  # including reading, decoding and exports
 
 
 def run_recording(
@@ -90,11 +90,11 @@ def run_recording(
     consumers: Sequence[Callable[[PlacedFrame], None]] = (),
 ) -> tuple[Run, Timing]:
     """
-    Stream (stamp_ns, rgb) pairs, at least one, into a map of their own.
+    Stream (stamp_ns, rgb) pairs, at least one, into a new map.
 
-    `consumers` see each placed frame in order. A frame whose pose is not finite has no place and
-    is left out. Raises SourceError if the size of the images changes or the engine has to start
-    a new map, MaskError if the mask does not fit.
+    Each consumer is called with every placed frame, in order. Frames without a finite pose are
+    skipped. Raises SourceError if the image size changes or the memory is full, and MaskError if
+    the mask does not fit.
     """
     started_s = time.perf_counter()
     feed, rows = _Feed(engine, view_settings), []
@@ -121,7 +121,7 @@ def run_recording(
 
 
 class _Feed:
-    """Pushes images and times the engine; the call that runs the scale batch is told apart."""
+    """Pushes images and times the engine, with separate times of the scale batch and of frames."""
 
     def __init__(self, engine: StreamEngine, view_settings: ViewSettings):
         self.images = 0
@@ -159,8 +159,8 @@ class _Feed:
             self._warm_up_s = time.perf_counter() - start
         elif self.size != (width, height):
             raise SourceError(
-                f'the image at {stamp_ns * 1e-9:.3f} s is {width}x{height}, those before are '
-                f'{self.size[0]}x{self.size[1]}: evaluate them apart, with --start and --duration'
+                f'the image at {stamp_ns * 1e-9:.3f} s is {width}x{height}, previous images are '
+                f'{self.size[0]}x{self.size[1]}: evaluate them apart with --start and --duration'
             )
 
     def _warm_up(self, height: int, width: int) -> None:
@@ -168,7 +168,7 @@ class _Feed:
             self._engine.warm_up(height, width)
         except MemoryLimitError:
             raise
-        except ValueError as error:  # no shape for the network
+        except ValueError as error:  # unsupported image size
             raise SourceError(str(error)) from None
 
     def _timed(self, call: Callable[..., list[FrameResult]], *arguments) -> list[FrameResult]:
@@ -194,7 +194,7 @@ class _Feed:
 
 def _memory_is_full(stamp_ns: int) -> SourceError:
     return SourceError(
-        f'the map cannot go on at {stamp_ns * 1e-9:.3f} s, since the memory is full: '
+        f'the map cannot continue at {stamp_ns * 1e-9:.3f} s, since the memory is full: '
         'raise max_keyframes or keyframe_interval, or set on_limit to roll_over'
     )
 
@@ -222,9 +222,9 @@ def timing_values(timing: Timing, run: Run, device: torch.device) -> dict[str, o
 @contextmanager
 def deterministic_kernels() -> Iterator[dict[str, object]]:
     """
-    Have torch use kernels that give the same bytes every time; yields what was chosen.
+    Make torch use deterministic kernels only; yield the settings for the record.
 
-    An operation that has no such kernel raises RuntimeError. Must begin before CUDA is used.
+    An operation without such a kernel raises RuntimeError. Must be entered before CUDA is used.
     """
     before = torch.are_deterministic_algorithms_enabled()
     cudnn = torch.backends.cudnn

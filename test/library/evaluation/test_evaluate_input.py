@@ -221,7 +221,7 @@ def rerun_into_a_folder(tmp_path):
 
 
 def twice(tmp_path):
-    return [truth_bag(tmp_path / 'bag')] * 2, 'named twice'
+    return [truth_bag(tmp_path / 'bag')] * 2, 'given twice'
 
 
 BAD_INPUTS = (
@@ -344,7 +344,9 @@ def test_results_of_other_settings_are_not_replaced(tmp_path, monkeypatch, capsy
     assert run(out, bag) == 0
     before = (out / 'bag' / 'metrics.json').read_bytes()
     assert run(out, bag, '--every', '2') == 2
-    assert 'made otherwise (every 1 -> 2): choose another --out' in capsys.readouterr().err
+    assert (
+        'made with other settings (every 1 -> 2): choose another --out' in capsys.readouterr().err
+    )
     assert (out / 'bag' / 'metrics.json').read_bytes() == before
     assert run(out, bag, '--every', '2', '--overwrite') == 0
     assert (out / 'bag' / 'metrics.json').read_bytes() != before
@@ -355,7 +357,7 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path, capsys):
     (tmp_path / 'out' / 'bag').mkdir(parents=True)
     (tmp_path / 'out' / 'bag' / 'thesis.tex').write_text('dear')
     assert run(tmp_path / 'out', truth_bag(tmp_path / 'bag')) == 2
-    assert 'exists and is no evaluation' in capsys.readouterr().err
+    assert 'exists and is not an evaluation' in capsys.readouterr().err
     assert (tmp_path / 'out' / 'bag' / 'thesis.tex').read_text() == 'dear'
 
 
@@ -382,7 +384,7 @@ def test_names_tell_recordings_apart(tmp_path):
         path.mkdir(parents=True)
     assert unique_names(paths[:1]) == ['seq-01']
     assert unique_names(paths)[:2] == ['chess_seq-01', 'fire_seq-01']
-    with pytest.raises(SettingsError, match='but for their suffix'):
+    with pytest.raises(SettingsError, match='except for their suffix'):
         unique_names([tmp_path / 'a.mcap', tmp_path / 'a.db3'])
 
 

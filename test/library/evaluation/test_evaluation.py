@@ -108,20 +108,20 @@ def test_a_scale_batch_that_is_not_finite_is_said():
 
 
 def test_a_change_of_size_is_named():
-    with pytest.raises(SourceError, match='at 9.000 s is 28x42, those before are 56x42'):
+    with pytest.raises(SourceError, match='at 9.000 s is 28x42, previous images are 56x42'):
         run_recording(fake(), [*pictures(3), (9 * SECOND, picture(width=28))])
 
 
 def test_a_map_that_cannot_go_on_is_an_error():
     engine = fake(before_push=lambda n: n == 5 and engine.reset())
-    with pytest.raises(SourceError, match='cannot go on at 5.000 s'):
+    with pytest.raises(SourceError, match='cannot continue at 5.000 s'):
         run_recording(engine, pictures(8))
 
 
 def test_a_full_memory_that_stops_is_an_error():
     engine = fake()
     engine._params.max_keyframes, engine.keyframe_interval = 4, 1
-    with pytest.raises(SourceError, match='cannot go on at 5.000 s.*on_limit to roll_over'):
+    with pytest.raises(SourceError, match='cannot continue at 5.000 s.*on_limit to roll_over'):
         run_recording(engine, pictures(8))
 
 
