@@ -1,4 +1,4 @@
-"""Which images are admitted, judged by their stamps: unset, repeated, late, or jumped back."""
+"""Check image stamps: drop unset, repeated and late ones, detect jumps back and gaps."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import time
 from lingbot_map_ros.frame import Dropped, LATE, REPEATED, ZERO_STAMP
 
 _NS = 1e9
-_PERIODS = 20  # from which the expected period is taken
+_PERIODS = 20  # newest periods, whose median is the expected period
 _LEAST_PERIODS = 5
-_GAP_FACTOR = 2.5  # one image may get lost without a word
+_GAP_FACTOR = 2.5  # times the expected period; a single lost image is not reported
 
 
 @dataclass(frozen=True)
 class Admission:
-    """The stamp of an admitted image, and by how much time jumped back before it (0: not)."""
+    """The stamp of an admitted image, and how far time jumped back before it (0: no jump)."""
 
     stamp_ns: int
     jump_s: float = 0.0
@@ -25,10 +25,10 @@ class Admission:
 
 class StampGate:
     """
-    Lets stamps pass that are newer than all before, and finds jumps back in time.
+    Admits stamps that are newer than all previous ones, and detects jumps back in time.
 
     `threshold_s`, `on_jump` and `zero_stamp` are the parameters time_jump_threshold, on_time_jump
-    and zero_stamp. Used by one thread at a time.
+    and zero_stamp. Not thread-safe.
     """
 
     def __init__(self, threshold_s: float, on_jump: str, zero_stamp: str):
@@ -39,7 +39,7 @@ class StampGate:
         self.forget()
 
     def forget(self) -> None:
-        """Admit any stamp next."""
+        """Reset: admit any stamp next."""
         self._newest_ns: int | None = None
         self._stamped_here = False  # the stamps of this map are arrival times
         self._before_jump_ns = 0
@@ -47,9 +47,9 @@ class StampGate:
 
     def judge(self, stamp_ns: int, now_ns: int) -> Admission:
         """
-        Admit an image stamped `stamp_ns` at node time `now_ns`, or raise Dropped.
+        Admit an image with stamp `stamp_ns` at node time `now_ns`, or raise Dropped.
 
-        After a jump the caller starts a new map.
+        After a jump (`jump_s` > 0) the caller must start a new map.
         """
         if stamp_ns <= 0:
             return self._judge_arrival(now_ns)
@@ -61,20 +61,18 @@ class StampGate:
         if self._zero_stamp == 'reject':
             raise Dropped(
                 ZERO_STAMP,
-                'it carries no stamp: have the camera driver set one, or '
+                'it has no stamp: make the camera driver set one, or '
                 "set the parameter 'zero_stamp' to 'arrival'",
             )
         if self._newest_ns is not None and not self._stamped_here:
             raise Dropped(
                 ZERO_STAMP,
-                'it carries no stamp although images before it did: clocks '
-                'are never mixed within a map',
+                'it has no stamp although previous images had one: a map never mixes clocks',
             )
         if now_ns <= 0:
             raise Dropped(
                 ZERO_STAMP,
-                'it carries no stamp and simulated time has not begun: '
-                'is anything publishing /clock?',
+                'it has no stamp and simulated time has not started: is /clock published?',
             )
         admission = self._judge_order(now_ns)
         self._stamped_here = True
@@ -86,7 +84,7 @@ class StampGate:
             return Admission(stamp_ns)
         advance_ns = stamp_ns - self._newest_ns
         if advance_ns == 0:
-            raise Dropped(REPEATED, f'stamp {stamp_ns / _NS:.9f} came before')
+            raise Dropped(REPEATED, f'stamp {stamp_ns / _NS:.9f} is repeated')
         if advance_ns < -self._threshold_ns and self._on_jump == 'reset':
             return self._jump(stamp_ns, -advance_ns)
         if advance_ns < 0:
@@ -107,25 +105,25 @@ class StampGate:
         return Admission(stamp_ns, back_ns / _NS)
 
     def _from_before_jump(self, stamp_ns: int, advance_ns: int) -> bool:
-        """Tell a straggler of the old pass from an image of the new one."""
+        """Return whether a stamp belongs to a late image from before the jump."""
         recent = time.monotonic() - self._jumped_at_s < self._threshold_s
         near_end = 0 <= self._before_jump_ns - stamp_ns <= self._threshold_ns
         return recent and near_end and advance_ns > self._threshold_ns
 
 
 class GapWatch:
-    """Finds gaps in a stream of stamps: periods much longer than those before."""
+    """Detects gaps in a stream of stamps: periods much longer than the usual one."""
 
     def __init__(self):
         self.forget()
 
     def forget(self) -> None:
-        """Take the next stamp as the first."""
+        """Reset: the next stamp is the first."""
         self._newest_ns: int | None = None
         self._periods_s: deque[float] = deque(maxlen=_PERIODS)
 
     def see(self, stamp_ns: int) -> str:
-        """Return what is missing before this stamp; '' if nothing is."""
+        """Return a text about the gap before this stamp, or '' if there is none."""
         newest_ns, self._newest_ns = self._newest_ns, stamp_ns
         if newest_ns is None:
             return ''
@@ -137,5 +135,5 @@ class GapWatch:
             return ''
         return (
             f'no image for {period_s:.3f} s where one every {expected_s:.3f} s is expected: the '
-            'camera paused, or images get lost on the way here'
+            'camera paused, or images were lost in transport'
         )

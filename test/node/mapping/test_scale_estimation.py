@@ -22,7 +22,7 @@ class Tree:
     def __init__(self, T_base_cam=None):
         self._T_base_cam = T_base_cam
 
-    def mount(self, base, camera):
+    def extrinsics(self, base, camera):
         assert (base, camera) == ('base_footprint', 'cam')
         if self._T_base_cam is None:
             raise NoTransform('none')
