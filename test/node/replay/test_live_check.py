@@ -139,7 +139,7 @@ def test_an_evaluation_is_never_overwritten(walk, tmp_path, capsys):
     (tmp_path / 'run.yaml').write_text('{}')
     (tmp_path / 'trajectory.tum').write_text('')
     assert replay.main([str(walk), '--out', str(tmp_path), '--compare', str(tmp_path)]) == 2
-    assert f"'{tmp_path}' holds an evaluation: name another folder" in capsys.readouterr().err
+    assert f"'{tmp_path}' contains an evaluation: choose another folder" in capsys.readouterr().err
     assert (tmp_path / 'trajectory.tum').read_text() == ''
 
 
