@@ -77,7 +77,7 @@ def _check(path: Path, layout: Layout) -> None:
     for before, after in pairwise(layout.stamps_ns):
         if after <= before:
             raise SourceError(
-                f"'{path}' has stamps that do not increase: after {before * 1e-9:.6f} s comes "
+                f"'{path}' has stamps that do not increase: {before * 1e-9:.6f} s is followed by "
                 f'{after * 1e-9:.6f} s'
             )
     for stamp_ns in (layout.stamps_ns[0], layout.stamps_ns[-1]):

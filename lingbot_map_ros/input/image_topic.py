@@ -41,10 +41,7 @@ _QOS_POLICIES = {
     'reliability': ('reliable', 'best_effort', 'system_default'),
     'durability': ('volatile', 'transient_local', 'system_default'),
 }
-_COMPATIBLE_WITH_ALL = {
-    'reliability': 'best_effort',
-    'durability': 'volatile',
-}  # match any publisher
+_MATCHES_ALL = {'reliability': 'best_effort', 'durability': 'volatile'}  # any publisher
 PATIENCE_S = 5.0
 _WARN_PERIOD_S = 60.0
 _TRANSPORTS = {'sensor_msgs/msg/Image': 'raw', 'sensor_msgs/msg/CompressedImage': 'compressed'}
@@ -134,7 +131,7 @@ class ImageTopic:
             return ''
         remedies = [
             f"set the parameter 'qos_overrides.{self.name}.subscription.{policy}' to '{value}'"
-            for policy, value in _COMPATIBLE_WITH_ALL.items()
+            for policy, value in _MATCHES_ALL.items()
             if getattr(info.qos_profile, policy) != getattr(self._qos, policy)
         ]
         reasons = reasons.replace('ERROR: ', '').strip('; ').replace(';', ', ').lower()
@@ -142,7 +139,7 @@ class ImageTopic:
 
 
 def _check_overrides(node: Node, prefix: str) -> None:
-    """Raise ParameterError for an invalid QoS override; rclpy fails with a traceback, or later."""
+    """Raise ParameterError for a QoS override at which rclpy would fail, now or later."""
     for name, parameter in node._parameter_overrides.items():
         policy, value = name.removeprefix(prefix + '.'), parameter.value
         choices = _QOS_POLICIES.get(policy, ())

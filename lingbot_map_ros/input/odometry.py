@@ -1,4 +1,4 @@
-"""Receive wheel or visual odometry, and interpolate the robot's pose at a time."""
+"""Receive the robot's odometry, and interpolate its pose at a time."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class OdometryInput:
                 del self._stamps_ns[:outdated], self._rows[:outdated]
 
     def at(self, stamp_ns: int) -> np.ndarray | None:
-        """Return T_odom_base (4, 4), interpolated between two messages; None if there are none."""
+        """Interpolate T_odom_base (4, 4); None outside of the messages or in a gap over 0.5 s."""
         with self._lock:
             i = bisect_left(self._stamps_ns, stamp_ns)
             if i == len(self._stamps_ns) or (i == 0 and self._stamps_ns[0] != stamp_ns):

@@ -88,10 +88,8 @@ class FrameTree:
 
     def _note(self, message: TFMessage, is_static: bool) -> None:
         for transform in message.transforms:
-            child, parent = (
-                transform.child_frame_id.lstrip('/'),
-                transform.header.frame_id.lstrip('/'),
-            )
+            child = transform.child_frame_id.lstrip('/')
+            parent = transform.header.frame_id.lstrip('/')
             if child in self.parents and parent == self._map_frame:
                 continue  # may be our own; keep the parent set by another node
             self.parents[child] = parent
@@ -121,7 +119,7 @@ class _Listener(TransformListener):
         """
         Remove invalid transforms from a message.
 
-        The buffer would accept infinity and return NaN, and log an error for each other one.
+        The buffer would accept infinity and then return NaN; for the others it would log errors.
         """
         for transform in [transform for transform in data.transforms if not _is_valid(transform)]:
             data.transforms.remove(transform)
