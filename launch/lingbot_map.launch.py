@@ -4,7 +4,7 @@ from lingbot_map_ros.launching import declare_arguments, mapping_node, rviz_node
 
 
 def generate_launch_description():
-    """Start the node, which configures and activates itself (parameter autostart)."""
+    """Start the node; it configures and activates itself (parameter autostart)."""
     return LaunchDescription([*declare_arguments({}), OpaqueFunction(function=start)])
 
 

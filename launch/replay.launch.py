@@ -22,25 +22,25 @@ PROFILE = 'FASTRTPS_DEFAULT_PROFILES_FILE'
 
 
 def generate_launch_description():
-    """Play a bag to the node and show in RViz what comes of it."""
+    """Play a bag to the node and show the map in RViz."""
     return LaunchDescription(
         [
-            DeclareLaunchArgument('bag', description='rosbag2 to play, a folder or a file'),
+            DeclareLaunchArgument('bag', description='rosbag2 to play (folder or file)'),
             DeclareLaunchArgument(
                 'rate',
                 default_value='1.0',
-                description='0 runs every image, one after the other, and nothing else of the '
-                'bag; otherwise ros2 bag play plays all of it so many times as fast as it was '
-                'recorded, with /clock, and the node takes images as on a robot',
+                description='0: process every image of the bag, as fast as possible, and no '
+                'other topic. Otherwise: play the whole bag at this multiple of real time with '
+                'ros2 bag play and /clock; the node drops images as on a robot',
             ),
             DeclareLaunchArgument(
-                'bag_args', default_value='', description='more arguments for ros2 bag play'
+                'bag_args', default_value='', description='additional arguments of ros2 bag play'
             ),
             DeclareLaunchArgument(
-                'out', default_value='', description='where rate 0 writes (results/NAME)'
+                'out', default_value='', description='output folder of rate 0 (results/NAME)'
             ),
             *declare_arguments({'use_sim_time': 'true', 'respawn': 'false', 'rviz': 'true'}),
-            # Else many images and clouds are lost between the processes.
+            # Without it, many images and clouds are lost between processes.
             SetEnvironmentVariable(
                 PROFILE,
                 EnvironmentVariable(
@@ -53,22 +53,22 @@ def generate_launch_description():
 
 
 def start(context):
-    """Return the actions for the rate that was asked for."""
+    """Return the actions for the given rate."""
     if LaunchConfiguration('rate').perform(context) in LOSSLESS:
-        # The program sends decoded images, without a clock.
+        # The replay program sends raw images and no clock.
         fixed = {'image_transport': 'raw', 'use_sim_time': 'false', 'respawn': 'false'}
         context.launch_configurations.update(fixed)
         return [lossless_replay(context), *rviz(context)]
     node = mapping_node(context)
-    play = OpaqueFunction(function=play_when_heard, args=[node])
+    play = OpaqueFunction(function=play_when_subscribed, args=[node])
     return [node, play, *rviz(context)]
 
 
-def play_when_heard(context, node):
-    """Start the bag when the node, which has a network to load, subscribes to images."""
+def play_when_subscribed(context, node):
+    """Start the bag when the node has loaded its network and subscribes to images."""
     if subscribes_to_images(get_ros_node(context), node.node_name):
         return [bag_player(context)]
-    again = OpaqueFunction(function=play_when_heard, args=[node])
+    again = OpaqueFunction(function=play_when_subscribed, args=[node])
     return [TimerAction(period=POLL_S, actions=[again])]
 
 
@@ -90,7 +90,7 @@ def after_rviz(_event, context):
 
 
 def bag_player(context):
-    """Return ros2 bag play, which does not wait until others have discovered it."""
+    """Return ros2 bag play, with a delay for discovery, since it does not wait for that."""
     rate = LaunchConfiguration('rate')
     bag = LaunchConfiguration('bag')
     options = ['--delay', DISCOVERY_S, '--clock', '100', '--disable-keyboard-controls']
@@ -100,17 +100,17 @@ def bag_player(context):
 
 
 def after_bag(event, context):
-    """End all if the bag could not be played; else leave the map for looking and saving."""
+    """Shut down if the bag cannot be played; else keep the node running with its map."""
     return shutdown('ros2 bag play failed', context) if event.returncode else []
 
 
 def shutdown(reason, context):
-    """End all, unless that is under way: a second time launch takes for an error."""
+    """Shut down once; launch treats a second Shutdown as an error."""
     return [] if context.is_shutdown else [Shutdown(reason=reason)]
 
 
 def lossless_replay(context):
-    """Return the program that sends the next image only when the node is done with the last."""
+    """Return the replay program, which sends an image when the previous one is processed."""
     arguments = [LaunchConfiguration('bag').perform(context)]
     for option, name, default in (('--out', 'out', ''), ('--image-topic', 'image', 'image')):
         value = LaunchConfiguration(name).perform(context)

@@ -50,16 +50,16 @@ def state_text(pipeline: Pipeline) -> str:
 
 def add_reception(status: DiagnosticStatus, topic: ImageTopic, silence: str) -> None:
     """Add to the status of an active node who sends images, and why none come."""
-    if topic.unheard:
+    if topic.incompatible:
         status.level = DiagnosticStatus.ERROR
     elif silence and status.level == DiagnosticStatus.OK:
         status.level = DiagnosticStatus.STALE
     status.values += _pairs(
         {
             'image_topic': topic.name,
-            'image_publishers_heard': topic.heard,
+            'image_publishers_heard': topic.matched,
             'image_publishers_not_heard': '; '.join(
-                f'{name} on {topic.name}: {why}' for name, why in topic.unheard.items()
+                f'{name} on {topic.name}: {why}' for name, why in topic.incompatible.items()
             ),
             'images_lost_on_the_way': topic.lost,
             'silence': silence,

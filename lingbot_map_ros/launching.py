@@ -1,7 +1,7 @@
 """
-What the launch files are made of: their arguments, the mapping node and RViz.
+Parts of the launch files: their arguments, the mapping node and RViz.
 
-`ros2 launch` runs on the Python of ROS, which need not have torch: nothing here may import it.
+`ros2 launch` runs with the Python of ROS, which may have no torch: do not import it here.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import yaml
 
 PACKAGE = 'lingbot_map_ros'
 _BOOLEANS = ('true', 'false')
-# Name, default, description and, unless anything goes, choices.
+# Name, default, description and, if restricted, choices.
 _ARGUMENTS = (
     ('namespace', '', 'namespace of the node and its topics'),
-    ('image', 'image', 'topic of the camera images; compressed ones are on IMAGE/compressed'),
+    ('image', 'image', 'topic of the camera images; compressed images are on IMAGE/compressed'),
     ('camera_info', 'camera_info', 'topic of the calibration'),
-    ('odom', 'odom', 'topic of the odometry that the scale is taken from'),
-    ('use_sim_time', 'false', 'take the time from /clock', _BOOLEANS),
+    ('odom', 'odom', 'topic of the odometry, for the scale'),
+    ('use_sim_time', 'false', 'use the time from /clock', _BOOLEANS),
     (
         'log_level',
         'info',
-        'least severe messages to show',
+        'lowest severity that is logged',
         ('debug', 'info', 'warn', 'error', 'fatal'),
     ),
-    ('respawn', 'true', 'start the node again 5 s after it has ended', _BOOLEANS),
-    ('rviz', 'false', 'start RViz too', _BOOLEANS),
+    ('respawn', 'true', 'restart the node 5 s after it exits', _BOOLEANS),
+    ('rviz', 'false', 'also start RViz', _BOOLEANS),
 )
 # Arguments that set the parameter of the same name.
 _OVERRIDES = (
@@ -52,17 +52,17 @@ _RESPAWN_DELAY_S = 5.0
 
 
 def share_file(*names: str) -> PathJoinSubstitution:
-    """Return the path of a file that the package has installed in its share folder."""
+    """Return the path of a file in the share folder of the package."""
     return PathJoinSubstitution([FindPackageShare(PACKAGE), *names])
 
 
 def declare_arguments(defaults: Mapping[str, str]) -> list[DeclareLaunchArgument]:
-    """Declare the arguments of the mapping node and RViz, some with other `defaults`."""
+    """Declare the arguments of the mapping node and RViz; `defaults` replaces some defaults."""
     return [
         DeclareLaunchArgument(
             'params_file',
             default_value=share_file('config', 'lingbot_map.yaml'),
-            description='parameters of the node; config/ has some for common cases',
+            description='parameter file of the node; config/ has files for common cases',
         ),
         *(_declare(name, '', _override_description(name)) for name in _OVERRIDES),
         *(
@@ -72,7 +72,7 @@ def declare_arguments(defaults: Mapping[str, str]) -> list[DeclareLaunchArgument
         DeclareLaunchArgument(
             'rviz_config',
             default_value=share_file('config', 'lingbot_map.rviz'),
-            description='what RViz shows; its fixed frame is map_frame, if that is given',
+            description='configuration of RViz; if map_frame is given, it is the fixed frame',
         ),
     ]
 
@@ -94,7 +94,7 @@ def mapping_node(
     executable: str = 'lingbot_map_node',
     arguments: list[str] | None = None,
 ) -> LifecycleNode:
-    """Return the node, or another program with the same parameters, as the arguments have it."""
+    """Return the node, or another program with its parameters, set by the launch arguments."""
     value = LaunchConfiguration
     return LifecycleNode(
         package=PACKAGE,
@@ -116,13 +116,13 @@ def mapping_node(
 
 
 def _overrides(context: LaunchContext) -> dict[str, ParameterValue]:
-    """Return the parameters set by arguments; an empty argument leaves what params_file says."""
+    """Return the parameters set by arguments; for empty arguments params_file applies."""
     given = {name: LaunchConfiguration(name).perform(context) for name in _OVERRIDES}
     return {name: _typed(name, text) for name, text in given.items() if text} | _sim_time()
 
 
 def _typed(name: str, text: str) -> ParameterValue | int | float | str:
-    """Return the value of a parameter: text stays text, or 'off' would become a truth value."""
+    """Parse a parameter; strings are not parsed as YAML, where 'off' is a boolean."""
     if isinstance(PARAMETERS[name].default, str):
         return ParameterValue(text, value_type=str)
     return yaml.safe_load(text)
@@ -138,7 +138,7 @@ def _image_remappings() -> list[tuple]:
 
 
 def rviz_node(context: LaunchContext, **options) -> list[Node]:
-    """Return RViz in the namespace of the mapping node, if it is asked for."""
+    """Return RViz in the namespace of the mapping node, or nothing without rviz:=true."""
     value = LaunchConfiguration
     if value('rviz').perform(context) != 'true':
         return []

@@ -1,4 +1,4 @@
-"""The process around the node: signals, executor, exit code."""
+"""The node's process: signals, executor and exit code."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ import sys
 import threading
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_CALLBACKS_S = 1.0  # for callbacks to end: they look at `leaving` often
-_WORKER_S = 4.0  # for the image that is being processed; loading cannot be interrupted
+_CALLBACKS_S = 1.0  # for callbacks to end; they check `leaving` often
+_WORKER_S = 4.0  # for the current image; loading cannot be interrupted
 _POLL_S = 0.1
 _USAGE = """\
 usage: lingbot_map_node [--ros-args -p NAME:=VALUE ... -r FROM:=TO ... --params-file FILE]
 
-Turn images into a map: the lifecycle node 'lingbot_map', until Ctrl-C.
-Its parameters: python3 -m lingbot_map_ros.parameters --yaml
+Build a map from camera images: runs the lifecycle node 'lingbot_map' until Ctrl-C.
+Parameters: python3 -m lingbot_map_ros.parameters --yaml
 """
 
 
 def main(args: list[str] | None = None) -> int:
     """Run the node until a signal, a failed autostart or the watchdog; return the exit code."""
-    words = [] if args is not None else _own_words(sys.argv[1:])
+    words = [] if args is not None else _own_arguments(sys.argv[1:])
     if words:
         wanted = words[0] in ('-h', '--help')
-        unknown = f"lingbot_map_node: '{words[0]}' is not known; parameters come after --ros-args"
+        unknown = f"lingbot_map_node: '{words[0]}' is unknown; parameters come after --ros-args"
         (sys.stdout if wanted else sys.stderr).write(_USAGE if wanted else unknown + '\n')
         return 0 if wanted else 2
-    received: list[int] = []  # a lock in an Event would be entered twice by a second signal
+    received: list[int] = []  # not an Event: a second signal would deadlock on its lock
     for number in _SIGNALS:
         signal.signal(number, lambda number, _: received.append(number))
     exit_code = _run(received, args)
-    for number in _SIGNALS:  # else one that comes while Python itself ends would kill it
+    for number in _SIGNALS:  # a signal while Python exits must not kill it
         signal.signal(number, signal.SIG_IGN)
     return exit_code
 
 
-def _own_words(arguments: list[str]) -> list[str]:
-    """Return what is not between --ros-args and --."""
+def _own_arguments(arguments: list[str]) -> list[str]:
+    """Return the arguments outside of --ros-args ... --."""
     own, is_own = [], True
     for word in arguments:
         if word in ('--ros-args', '--'):
@@ -48,16 +48,16 @@ def _own_words(arguments: list[str]) -> list[str]:
 
 
 def _run(received: list[int], args: list[str] | None) -> int:
-    # Imported late: these take seconds, and a signal must find its handler by then.
+    # Late import: it takes seconds, and signal handlers must be set before.
     import rclpy
     from rclpy.logging import get_logger
     from rclpy.signals import SignalHandlerOptions
 
     try:
         rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
-    except RuntimeError as error:  # what rclpy raises for arguments that it cannot read
+    except RuntimeError as error:  # raised by rclpy for invalid arguments
         reason = ' '.join(str(error).split(', at ')[0].split())  # one line
-        if reason.startswith('['):  # nothing but the list of them
+        if reason.startswith('['):  # only the list of arguments
             reason = f'unknown ROS arguments: {reason}'
         sys.stderr.write(f'lingbot_map_node: {reason}\n')
         return 2
@@ -65,7 +65,7 @@ def _run(received: list[int], args: list[str] | None) -> int:
     from lingbot_map_ros.node import LingbotMapNode
 
     try:
-        # A signal may have come during the imports, which take seconds: nothing is started then.
+        # Do not start if a signal arrived during the imports.
         return 0 if received else _spin(LingbotMapNode(), received)
     except ParameterError as error:
         get_logger('lingbot_map').fatal(str(error))
@@ -76,9 +76,9 @@ def _run(received: list[int], args: list[str] | None) -> int:
 
 def _spin(node, received: list[int]) -> int:
     """
-    Run the executor in a thread of its own, so that signals reach the waiting main thread.
+    Run the executor in its own thread, so that the main thread handles signals.
 
-    Ends when the node leaves, or when there are `received` signals.
+    Returns the exit code when the node leaves or `received` is not empty.
     """
     from lingbot_map_ros.rclpy_fixes import NodeExecutor
 
@@ -95,9 +95,9 @@ def _spin(node, received: list[int]) -> int:
     finally:
         node.leave(0)
         executor.shutdown(timeout_sec=_CALLBACKS_S)
-        ended = node.close(_WORKER_S)  # which autosaves
+        ended = node.close(_WORKER_S)  # also autosaves
     if not ended:
-        # A thread is inside a call that cannot be interrupted: nothing of ours is left to write.
+        # A thread is in a call that cannot be interrupted; all files are written.
         sys.stderr.flush()
         os._exit(node.exit_code)
     executor.shutdown()  # a callback may still be writing a file
@@ -112,7 +112,7 @@ def _execute(executor, node) -> None:
     try:
         executor.spin()
     except rclpy_implementation.InvalidHandle:
-        # On shutdown rclpy destroys what the last callback still wakes the executor with.
+        # On shutdown rclpy destroys a guard condition that the last callback still triggers.
         if not node.leaving.is_set():
             raise
 

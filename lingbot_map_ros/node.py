@@ -227,7 +227,7 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
             array.status = [diagnostics.status(name, pipeline)]
             topic = self._image_topic  # another thread may deactivate the node
             if topic is not None:
-                topic.look()
+                topic.check_publishers()
                 self._silence.check(topic, pipeline.state() is State.WAITING_FOR_IMAGES)
                 diagnostics.add_reception(array.status[0], topic, self._silence.text)
         self._diagnostics_pub.publish(array)

@@ -1,4 +1,4 @@
-"""The node's services: each does its work or answers with the reason."""
+"""The services of the node. A service that fails returns the reason in its message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from std_srvs.srv import SetBool, Trigger
 
 
 class Services:
-    """Serves `node.pipeline` while there is one; `node.wait_for` waits for the worker."""
+    """Offers services on `node.pipeline` (None: not configured); waits with `node.wait_for`."""
 
     def __init__(self, node):
         self._node = node
@@ -46,11 +46,14 @@ class Services:
             return False, 'the node is stopping'
         if done.exception():
             return False, str(done.exception())
-        return True, f'{done.result()} images of an unfinished scale batch were run; nothing waits'
+        return (
+            True,
+            f'{done.result()} images of an unfinished scale batch were processed; none is waiting',
+        )
 
     def _pause(self, pipeline: Pipeline, request) -> tuple[bool, str]:
         pipeline.paused = request.data
-        return True, 'paused: images are ignored' if request.data else 'going on in the same map'
+        return True, 'paused: images are ignored' if request.data else 'resumed in the same map'
 
     def _save_map(self, pipeline: Pipeline, _request) -> tuple[bool, str]:
         return _saved(pipeline, save_map)

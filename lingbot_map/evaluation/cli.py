@@ -251,16 +251,16 @@ def evaluate(
     `record` is the part of run.yaml that all recordings share. The folder appears when all files
     are in it.
     """
-    settings, pictures = planned.settings, planned.pictures
+    settings, images = planned.settings, planned.images
     engine.keyframe_interval = planned.keyframe_interval
     if device.type == 'cuda':
         torch.cuda.reset_peak_memory_stats(device)
     with whole_folder(out) as folder, EvaluationFiles(folder, planned) as files:
         estimate, timing = run_recording(
             engine,
-            tqdm(pictures, desc=planned.recording.name, unit='image'),
+            tqdm(images, desc=planned.recording.name, unit='image'),
             settings['scale'],
-            planned.viewing,
+            planned.view_settings,
             files.consumers,
         )
         if not len(estimate.stamps_ns):
@@ -275,7 +275,7 @@ def _complete_record(planned: Plan, engine: StreamEngine, record: dict, out: Pat
     described = {
         'path': str(path),
         'bytes': size_of(path, out),
-        'images': len(planned.pictures.stamps_ns),
+        'images': len(planned.images.stamps_ns),
         'skipped': source.skipped,
     }
     resolved = {

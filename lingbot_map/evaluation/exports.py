@@ -1,4 +1,4 @@
-"""One evaluation for other tools: COLMAP text model, depth of keyframes, Rerun recording."""
+"""Export an evaluation for other tools: COLMAP text model, keyframe depth, Rerun recording."""
 
 import json
 from pathlib import Path
@@ -15,20 +15,20 @@ import numpy as np
 from PIL import Image
 
 _JPEG_QUALITY = 95
-_MAX_POINTS = 200_000  # of more, evenly chosen ones: readers of the text load all of them at once
+_MAX_POINTS = 200_000  # of points3D.txt, which readers load at once; more are subsampled
 FORMS = ('off', 'png', 'npz')
-STEPS_PER_UNIT = 1000.0  # grey levels of a PNG for one map unit
+STEPS_PER_UNIT = 1000.0  # grey levels of a depth PNG per map unit
 _TIMELINE = 'time'
 _OURS, _TRUTH = (255, 127, 14), (120, 130, 150)
 
 
 class ColmapModel:
     """
-    Collects keyframes and writes their pictures at once, the model at the end.
+    Writes the images of keyframes as they come, and the COLMAP text model at the end.
 
-    Layout: images/*.jpg and sparse/0/{cameras,images,points3D}.txt. Every keyframe is an image
-    with a PINHOLE camera of its own, since the network estimates the field of view of each. The
-    world is the map frame (z up, map units); points carry no tracks.
+    Layout: images/*.jpg and sparse/0/{cameras,images,points3D}.txt. Each keyframe has its own
+    PINHOLE camera, since the network predicts the field of view of each image. The world is the
+    map frame (z up, map units); points have no tracks.
     """
 
     def __init__(self, folder: Path):
@@ -40,7 +40,7 @@ class ColmapModel:
         self._poses: list[str] = []
 
     def __call__(self, placed: PlacedFrame) -> None:
-        """Add the picture if it is a keyframe."""
+        """Write the image of a keyframe."""
         if not placed.frame.is_keyframe:
             return
         number = len(self._cameras) + 1
@@ -58,7 +58,7 @@ class ColmapModel:
         self._poses += [f'{number} {pose} {number} {name}', '']  # the second line: no 2D points
 
     def write(self, points: np.ndarray) -> None:
-        """Write the text files with points (N,) POINT_DTYPE of the map."""
+        """Write the text model with the map's points (N,) POINT_DTYPE."""
         chosen = points[:: max(1, -(-len(points) // _MAX_POINTS))]
         rows = [
             f'{number} {_numbers((p["x"], p["y"], p["z"]))} '
@@ -79,7 +79,7 @@ class ColmapModel:
 
 
 def stamp_name(stamp_ns: int) -> str:
-    """Return a file name of a stamp [ns]: its seconds, with nine decimals."""
+    """Return a file name for a stamp [ns]: seconds with nine decimals."""
     return f'{stamp_ns // 10**9}.{stamp_ns % 10**9:09d}'
 
 
@@ -88,7 +88,7 @@ def _numbers(values) -> str:
 
 
 class DepthExport:
-    """Writes each keyframe's z-depth at the resolution of the network, in map units."""
+    """Writes the z-depth of keyframes at network resolution, in map units, as PNG or NPZ."""
 
     def __init__(self, folder: Path, form: str):
         self._folder, self._form = folder, form
@@ -96,7 +96,7 @@ class DepthExport:
         folder.mkdir(parents=True)
 
     def __call__(self, placed: PlacedFrame) -> None:
-        """Write the frame's depth if it is a keyframe."""
+        """Write the depth of a keyframe."""
         if not placed.frame.is_keyframe:
             return
         frame = placed.frame
@@ -119,7 +119,7 @@ class DepthExport:
         }
 
     def write(self) -> None:
-        """Write frames.json: what the grey levels mean, and where each picture was taken."""
+        """Write frames.json: the depth unit, and the intrinsics and pose of each keyframe."""
         content = {
             'unit': 'map units along the optical axis, 0 = none',
             'steps_per_unit': STEPS_PER_UNIT if self._form == 'png' else 1.0,
@@ -130,23 +130,23 @@ class DepthExport:
 
 class RerunLog:
     """
-    Writes frames as they come, aside, and takes the place of `path` when it is finished.
+    Logs frames to a temporary Rerun file, which is renamed to `path` when it is finished.
 
-    Raises SourceError if the package rerun-sdk is not installed or the file cannot be written.
+    Raises SourceError if rerun-sdk is not installed or the folder does not exist.
     """
 
     def __init__(self, path: Path, choose: PointFilter):
         self._rr = require_rerun()
         self._path, self._choose = path, choose
-        self._aside = path.with_name(f'.{path.name}.part')
+        self._temporary = path.with_name(f'.{path.name}.part')
         if not path.absolute().parent.is_dir():
             raise SourceError(f"rerun: '{path.absolute().parent}' is not a folder")
         self._log = self._rr.RecordingStream('lingbot_map')
-        self._log.save(str(self._aside))
+        self._log.save(str(self._temporary))
         self._log.log('map', self._rr.ViewCoordinates.FLU, static=True)
 
     def __call__(self, placed: PlacedFrame) -> None:
-        """Log a frame: where the camera is, what it sees, and a keyframe's points."""
+        """Log the pose, image and depth of a frame, and the points of a keyframe."""
         rr, frame = self._rr, placed.frame
         self._set_time(placed.stamp_ns)
         height, width = frame.depth.shape
@@ -170,7 +170,7 @@ class RerunLog:
     def finish(
         self, T_map_cam: np.ndarray, matched: Matched | None, to_truth: Alignment | None
     ) -> None:
-        """Log both paths as a whole, the truth aligned to the map, and move the file in place."""
+        """Log the whole path and the aligned ground truth, then rename the file."""
         rr = self._rr
         self._log.log('map/estimate', rr.LineStrips3D([T_map_cam[:, :3, 3]], colors=[_OURS]),
                       static=True)  # fmt: skip
@@ -184,19 +184,19 @@ class RerunLog:
                 self._log.log('map/ground_truth/now', now)
         self._log.flush()
         self._log.disconnect()
-        self._aside.replace(self._path)
+        self._temporary.replace(self._path)
 
     def close(self) -> None:
-        """Leave nothing behind of a recording that was not finished."""
+        """Remove the temporary file, if the recording was not finished."""
         self._log.disconnect()
-        self._aside.unlink(missing_ok=True)
+        self._temporary.unlink(missing_ok=True)
 
     def _set_time(self, stamp_ns: int) -> None:
         self._log.set_time(_TIMELINE, timestamp=np.datetime64(stamp_ns, 'ns'))
 
 
 def require_rerun():
-    """Return the package; raise SourceError if it is not installed."""
+    """Import and return rerun; raise SourceError if it is not installed."""
     try:
         import rerun
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The folders of evaluations: their names, what is finished, how one is written."""
+"""Result folders of evaluations: their names, and which ones are finished."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ RUN_FILE = 'run.yaml'
 
 @dataclass(frozen=True)
 class Recording:
-    """An input that has been opened."""
+    """An opened input."""
 
     path: Path
-    name: str  # of the folder of its results
+    name: str  # of its result folder
     source: Source
 
 
 def unique_names(paths: list[Path]) -> list[str]:
-    """Return names of folders for results: that of the file, with its parents' where needed."""
+    """Return names of result folders: the file names, with parent folders where ambiguous."""
     if len(set(paths)) < len(paths):
-        raise SettingsError('a recording is named twice')
+        raise SettingsError('a recording is given twice')
     stems = [path.parent / (path.name if path.is_dir() else path.stem) for path in paths]
     for depth in range(1, max(len(stem.parts) for stem in stems) + 1):
         names = ['_'.join(stem.parts[-depth:]).strip('/_') or 'recording' for stem in stems]
         if len(set(names)) == len(names):
             return names
-    raise SettingsError(f"two recordings are both named '{stems[0]}' but for their suffix")
+    raise SettingsError(f"two recordings are both named '{stems[0]}', except for their suffix")
 
 
 @contextmanager
@@ -60,12 +60,12 @@ def writable_folder(out: Path) -> Iterator[None]:
 
 
 def is_finished(out: Path, recording: Recording, settings: dict) -> bool:
-    """Tell whether the same evaluation is there already; SettingsError if another one is."""
+    """Return whether this evaluation exists; raise SettingsError if another one does."""
     folder = out / recording.name
     if not folder.exists():
         return False
     if not (folder / RUN_FILE).is_file():
-        raise SettingsError(f"'{folder}' exists and is no evaluation: choose another --out")
+        raise SettingsError(f"'{folder}' exists and is not an evaluation: choose another --out")
     content = read_config(folder / RUN_FILE)
     now = {'path': str(recording.path), 'bytes': size_of(recording.path, out)}
     changed = [
@@ -76,15 +76,15 @@ def is_finished(out: Path, recording: Recording, settings: dict) -> bool:
     ]
     if changed:
         raise SettingsError(
-            f"'{folder}' was made otherwise ({', '.join(changed)}): choose another --out, or add "
-            '--overwrite'
+            f"'{folder}' was made with other settings ({', '.join(changed)}): choose "
+            'another --out, or add --overwrite'
         )
     return True
 
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """Yield a folder beside `target` that takes its place if the block ends well."""
+    """Yield a temporary folder beside `target` that replaces it if the block succeeds."""
     part, old = (target.with_name(f'.{target.name}.{word}') for word in ('part', 'old'))
     for leftover in (part, old):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -100,7 +100,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 
 def size_of(path: Path, out: Path) -> int:
-    """Return the size of a file, or of all files below a folder but results below `out`."""
+    """Return the size [bytes] of a file, or of a folder without the results in `out`."""
     if path.is_file():
         return path.stat().st_size
     results = out.resolve()

@@ -1,8 +1,8 @@
 """
-Draw a cloud and the path through it as one picture: from above and, below it, from the side.
+Draw a point cloud and the camera path as one picture: a top view and, below it, a side view.
 
-Map axes are REP-103: x forward, y left, z up. Both views share the x axis and the scale. Each view
-cuts away what would hide the path: the ceiling from above, the wall before the path from the side.
+Map axes follow REP-103: x forward, y left, z up. Both views share the x axis and the scale. Points
+that would hide the path are removed: the ceiling in the top view, the near wall in the side view.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from matplotlib.lines import Line2D
 import numpy as np
 
 _DPI = 100
-_VIEW_PX = (1500, 950)  # room for both views together
+_VIEW_PX = (1500, 950)  # size of both views together
 _LEFT_PX, _RIGHT_PX, _TOP_PX, _BOTTOM_PX, _GAP_PX = 90, 30, 70, 110, 75
-_TITLE_PX = 34  # from the upper edge
+_TITLE_PX = 34  # from the top edge
 _MIN_SIDE_PX = 140
 _INK, _PAPER, _GROUND = '#20242b', '#ffffff', '#12151a'
 _MARK = {'linestyle': '', 'markersize': 10, 'markeredgecolor': _PAPER, 'markeredgewidth': 1.5}
@@ -26,13 +26,13 @@ _STYLES = {
     'start': {'marker': 'o', 'color': '#2ec46f', **_MARK},
     'end': {'marker': 's', 'color': '#ff4d5e', **_MARK},
 }
-_LARGEST_DOT = 3  # pixels around a point, where points are few
-_LEAST_SHOWN = 0.2  # a cut that would hide more than the rest of the cloud is not made
+_LARGEST_DOT = 3  # [px] radius of points in a sparse cloud
+_LEAST_SHOWN = 0.2  # of the cloud; a cut that leaves less is not made
 
 
 @dataclass(frozen=True)
 class _View:
-    """Which axes go right and up on the paper, which one looks at the viewer, and its cut."""
+    """Map axes (0 to 2) that point right, up and along the viewing direction; and the cut."""
 
     name: str
     right: int
@@ -43,7 +43,7 @@ class _View:
 
 
 _TOP = _View('top view', 0, 1, 2, 1.0, 'cut above the path')
-_SIDE = _View('side view', 0, 2, 1, -1.0, 'cut before the path')
+_SIDE = _View('side view', 0, 2, 1, -1.0, 'cut in front of the path')
 
 
 def render_map(
@@ -56,7 +56,7 @@ def render_map(
     """
     Return a PNG of points (N,) POINT_DTYPE and path positions (M, 3) in the map frame.
 
-    `truth` (K, 3) is drawn beside the path, already aligned to the map. Any of them may be empty.
+    `truth` (K, 3) must be aligned to the map. Each array may be empty.
     """
     path = np.asarray(path, np.float64).reshape(-1, 3)
     truth = np.empty((0, 3)) if truth is None else np.asarray(truth, np.float64).reshape(-1, 3)
@@ -73,7 +73,7 @@ def render_map(
     _scale_bar(top, low, high, unit)
     _legend(figure, ['path', 'start', 'end'] + ['ground truth'] * (len(truth) > 0))
     x, y = _LEFT_PX / _width_px(figure), 1 - _TITLE_PX / _height_px(figure)
-    # A $ in the name of a recording begins no formula.
+    # A $ in the name of a recording must not start a formula.
     font = {'fontsize': 14, 'fontweight': 'bold', 'parse_math': False}
     figure.text(x, y, title, color=_INK, va='center', **font)
     buffer = io.BytesIO()
@@ -82,7 +82,7 @@ def render_map(
 
 
 def _limits(xyz: np.ndarray, paths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return corners (3,) around the paths and all but the stray points of the cloud."""
+    """Return corners (3,) of a box around the paths and the cloud without outliers."""
     corners = [paths] + ([np.percentile(xyz, (1, 99), axis=0)] if len(xyz) else [])
     corners = np.concatenate(corners)
     if not len(corners):
@@ -90,7 +90,9 @@ def _limits(xyz: np.ndarray, paths: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     low, high = corners.min(axis=0), corners.max(axis=0)
     extent = (high - low).max() or 1.0
     margin = 0.04 * extent
-    thin = np.maximum(0.1 * extent - (high - low), 0) / 2  # a flat cloud still gets a view
+    thin = (
+        np.maximum(0.1 * extent - (high - low), 0) / 2
+    )  # minimum size of the view of a flat cloud
     return low - margin - thin, high + margin + thin
 
 
@@ -99,7 +101,7 @@ def _scale(extent: np.ndarray) -> float:
 
 
 def _place_axes(figure: Figure, size_px: np.ndarray) -> tuple:
-    """Give the figure two axes of exactly the size that the scale asks for."""
+    """Add two axes to the figure, each of exactly the size of its view."""
     width = max(size_px[0], 5 * _MIN_SIDE_PX)
     total_width = _LEFT_PX + width + _RIGHT_PX
     total_height = _TOP_PX + size_px[1] + _GAP_PX + size_px[2] + _BOTTOM_PX
@@ -118,9 +120,9 @@ def _place_axes(figure: Figure, size_px: np.ndarray) -> tuple:
 def _draw_cloud(axes, view: _View, xyz, rgb, path, frame) -> None:
     low, high, px_per_unit = frame
     shown = _after_cut(view, xyz, path)
-    picture = _rasterize(view, xyz[shown], rgb[shown], low, high, px_per_unit)
+    image = _rasterize(view, xyz[shown], rgb[shown], low, high, px_per_unit)
     axes.imshow(
-        picture,
+        image,
         origin='lower',
         interpolation='nearest',
         aspect='auto',
@@ -129,7 +131,7 @@ def _draw_cloud(axes, view: _View, xyz, rgb, path, frame) -> None:
 
 
 def _after_cut(view: _View, xyz: np.ndarray, path: np.ndarray) -> np.ndarray:
-    """Return which points (N,) bool do not hide the path from the viewer."""
+    """Return (N,) bool: points that do not hide the path from the viewer."""
     everything = np.ones(len(xyz), bool)
     if not len(path) or not len(xyz):
         return everything
@@ -139,7 +141,7 @@ def _after_cut(view: _View, xyz: np.ndarray, path: np.ndarray) -> np.ndarray:
 
 
 def _rasterize(view: _View, xyz, rgb, low, high, px_per_unit) -> np.ndarray:
-    """Return the nearest point's colour per pixel, (H, W, 3) uint8; row 0 is the lowest."""
+    """Return the colour of the nearest point per pixel, (H, W, 3) uint8; row 0 is the bottom."""
     right, up = view.right, view.up
     width, height = np.ceil((high - low)[[right, up]] * px_per_unit).astype(int)
     cell = np.floor((xyz[:, [right, up]] - low[[right, up]]) * px_per_unit).astype(int)
@@ -148,25 +150,25 @@ def _rasterize(view: _View, xyz, rgb, low, high, px_per_unit) -> np.ndarray:
     order = np.flatnonzero(inside)[np.argsort(nearness[inside], kind='stable')]
     column, row = cell[order].T
     depth = np.full((height, width), -np.inf)
-    picture = np.tile(_rgb_of(_GROUND), (height, width, 1))
-    depth[row, column] = nearness[order]  # of several in a pixel the last, nearest one stays
-    picture[row, column] = np.stack([rgb[order] >> shift & 0xFF for shift in (16, 8, 0)], axis=1)
+    image = np.tile(_rgb_of(_GROUND), (height, width, 1))
+    depth[row, column] = nearness[order]  # the last point of a pixel, the nearest, stays
+    image[row, column] = np.stack([rgb[order] >> shift & 0xFF for shift in (16, 8, 0)], axis=1)
     per_point = width * height / max(1, len(order))
     for _ in range(int(np.clip(np.sqrt(per_point) / 2, 1, _LARGEST_DOT))):
         for shift, axis in ((1, 0), (-1, 0), (1, 1), (-1, 1)):
-            _grow(depth, picture, shift, axis)
-    return picture
+            _grow(depth, image, shift, axis)
+    return image
 
 
-def _grow(depth: np.ndarray, picture: np.ndarray, shift: int, axis: int) -> None:
-    """Let each pixel cover its neighbour if it is nearer: dots instead of single pixels."""
+def _grow(depth: np.ndarray, image: np.ndarray, shift: int, axis: int) -> None:
+    """Let each pixel overwrite a neighbour that is farther away, so that points become dots."""
     neighbour = np.roll(depth, shift, axis)
     edge = [slice(None), slice(None)]
     edge[axis] = 0 if shift > 0 else -1
-    neighbour[tuple(edge)] = -np.inf  # nothing comes round from the other side
+    neighbour[tuple(edge)] = -np.inf  # np.roll wraps around
     nearer = neighbour > depth
     depth[nearer] = neighbour[nearer]
-    picture[nearer] = np.roll(picture, shift, axis)[nearer]
+    image[nearer] = np.roll(image, shift, axis)[nearer]
 
 
 def _rgb_of(colour: str) -> np.ndarray:
@@ -178,7 +180,7 @@ def _draw_paths(axes, view: _View, path: np.ndarray, truth: np.ndarray) -> None:
     for name, positions in drawn.items():
         right, up = positions[:, view.right], positions[:, view.up]
         if name == 'path':
-            axes.plot(right, up, color=_GROUND, linewidth=4.5)  # sets it off from the cloud
+            axes.plot(right, up, color=_GROUND, linewidth=4.5)  # outline against the cloud
         axes.plot(right, up, **_STYLES[name])
 
 
@@ -196,9 +198,9 @@ def _label(axes, view: _View, low, high, unit: str) -> None:
 
 
 def _scale_bar(axes, low, high, unit: str) -> None:
-    """Draw the bar above the right end of the axes, beside the title, where it hides nothing."""
+    """Draw the bar above the right end of the axes, beside the title."""
     length = _round_length((high - low)[0] / 5)
-    transform = axes.get_xaxis_transform()  # x in map units, y in heights of the axes
+    transform = axes.get_xaxis_transform()  # x in map units, y as a fraction of the axes' height
     y = 1 + (_TOP_PX - _TITLE_PX) / axes.bbox.height
     ends = [high[0] - length, high[0]], [y, y]
     axes.plot(*ends, transform=transform, clip_on=False, color=_INK, linewidth=3)
@@ -215,7 +217,7 @@ def _scale_bar(axes, low, high, unit: str) -> None:
 
 
 def _round_length(length: float) -> float:
-    """Return the largest 1, 2 or 5 times a power of ten that is not above `length`."""
+    """Return the largest value of 1, 2 or 5 times a power of ten that is at most `length`."""
     power = 10.0 ** np.floor(np.log10(length))
     return power * max(step for step in (1, 2, 5) if step * power <= length * (1 + 1e-9))
 

@@ -1,8 +1,8 @@
 """
-How far an estimated path is from the true one: similarity alignment, ATE, RPE.
+Trajectory errors: similarity alignment, absolute (ATE) and relative (RPE) errors.
 
-Numpy only. Positions are (N, 3), poses `T` (N, 4, 4); row n of both arguments is the same moment
-(`associate` finds such pairs). Errors come in the unit of the truth.
+Positions are (N, 3) and poses `T` (N, 4, 4), numpy arrays. Row n of estimate and truth has the
+same time (`associate` finds such pairs). Errors are in the unit of the truth.
 """
 
 from dataclasses import dataclass
@@ -11,35 +11,35 @@ from lingbot_map.errors import UserError
 import numpy as np
 
 ALIGNMENTS = ('none', 'se3', 'sim3')
-_LENGTH_TOLERANCE = 0.1  # of the length of a stretch
-_DEGENERATE = 1e-12  # of the squared extent: below it a point set has no size
+_LENGTH_TOLERANCE = 0.1  # of the length of a segment
+_DEGENERATE = 1e-12  # variance of positions below which a path does not move
 
 
 class MetricsError(UserError):
-    """Tell in one line why two paths cannot be compared."""
+    """Two trajectories cannot be compared; the text is one line with the reason."""
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """Map a point p to `scale * R @ p + t`."""
+    """Alignment transform: maps a point p to `scale * R @ p + t`."""
 
     scale: float
     R: np.ndarray  # (3, 3)
     t: np.ndarray  # (3,)
 
     def __call__(self, points: np.ndarray) -> np.ndarray:
-        """Return the mapped points, (N, 3)."""
+        """Return the transformed points (N, 3)."""
         return self.scale * points @ self.R.T + self.t
 
     def inverse(self) -> 'Alignment':
-        """Return the similarity that undoes this one."""
+        """Return the inverse transform."""
         R = self.R.T
         return Alignment(1.0 / self.scale, R, -(R @ self.t) / self.scale)
 
 
 @dataclass(frozen=True)
 class ErrorStatistics:
-    """Summarise a list of errors."""
+    """Summary of a list of errors."""
 
     rmse: float
     mean: float
@@ -50,15 +50,15 @@ class ErrorStatistics:
 
 @dataclass(frozen=True)
 class Ate:
-    """Absolute trajectory error and the alignment it was measured after."""
+    """Absolute trajectory error after an alignment."""
 
-    error: ErrorStatistics  # distance of positions, in the unit of the truth
+    error: ErrorStatistics  # distances of positions, unit of the truth
     alignment: Alignment  # from estimate to truth
 
 
 @dataclass(frozen=True)
 class Rpe:
-    """Relative pose error between poses that are `delta` apart."""
+    """Relative pose error."""
 
     translation: ErrorStatistics  # unit of the truth
     rotation_deg: ErrorStatistics
@@ -68,8 +68,8 @@ def umeyama(source: np.ndarray, target: np.ndarray, with_scale: bool = True) -> 
     """
     Return the least-squares similarity from source (N, 3) to target (N, 3).
 
-    Umeyama, PAMI 1991. Points on a line, or fewer than three, leave a rotation free: the result
-    still has the least error. Raises MetricsError when the scale is asked for and has no meaning.
+    Source: Umeyama, PAMI 1991. For collinear or fewer than three points the rotation is not
+    unique; the result is one of the optimal ones. Raises MetricsError if the scale is undefined.
     """
     source, target = _paired(source, target)
     source_mean, target_mean = source.mean(axis=0), target.mean(axis=0)
@@ -112,22 +112,22 @@ def rpe(estimate: np.ndarray, truth: np.ndarray, delta: int = 1) -> Rpe:
     """
     Return the relative pose error of poses (N, 4, 4) over steps of `delta` poses.
 
-    Poses are body-to-world. Bring both to one scale first; the choice of world does not matter.
+    Poses are body-to-world and must have the same scale; their world frames may differ.
     """
     if delta < 1:
         raise ValueError(f'delta is {delta}: set it to 1 or more')
     if len(truth) <= delta:
-        raise MetricsError(f'{len(truth)} poses hold no step of {delta}')
+        raise MetricsError(f'{len(truth)} poses are too few for a step of {delta}')
     first = np.arange(len(truth) - delta)
     return _rpe(estimate, truth, first, first + delta)
 
 
 def rpe_over_path(estimate: np.ndarray, truth: np.ndarray, length: float) -> Rpe:
     """
-    Return the relative pose error of poses (N, 4, 4) over stretches of `length`.
+    Return the relative pose error of poses (N, 4, 4) over path segments of `length`.
 
-    From each pose the stretch goes to the later pose whose distance along the true path is
-    nearest to `length`; where that is more than 10 % off, there is none. Unit of the truth.
+    A segment goes from each pose to the later pose whose distance along the true path is closest
+    to `length` (unit of the truth); segments that are off by more than 10 % are skipped.
     """
     if not length > 0:
         raise ValueError(f'length is {length}: set it to a positive number')
@@ -136,11 +136,11 @@ def rpe_over_path(estimate: np.ndarray, truth: np.ndarray, length: float) -> Rpe
     first = np.arange(len(truth) - 1)
     second = np.searchsorted(along, along[first] + length).clip(max=len(truth) - 1)
     before = np.maximum(second - 1, first + 1)
-    miss = np.abs(along[np.stack((before, second))] - along[first] - length)
-    second = np.where(miss[0] <= miss[1], before, second)
-    fits = miss.min(axis=0) <= _LENGTH_TOLERANCE * length
+    deviation = np.abs(along[np.stack((before, second))] - along[first] - length)
+    second = np.where(deviation[0] <= deviation[1], before, second)
+    fits = deviation.min(axis=0) <= _LENGTH_TOLERANCE * length
     if not fits.any():
-        raise MetricsError(f'the path of {along[-1]:.3g} holds no stretch of {length:g}')
+        raise MetricsError(f'the path of {along[-1]:.3g} is too short for a segment of {length:g}')
     return _rpe(estimate, truth, first[fits], second[fits])
 
 
@@ -169,10 +169,10 @@ def associate(
     stamps_ns: np.ndarray, other_stamps_ns: np.ndarray, tolerance_ns: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """
-    Return index arrays (i, j): stamps_ns[i] and its nearest other_stamps_ns[j], near enough.
+    Return index arrays (i, j) such that other_stamps_ns[j] is nearest to stamps_ns[i].
 
-    Both are int64 nanoseconds, `other_stamps_ns` ascending. A stamp without a partner within
-    `tolerance_ns` is left out.
+    Stamps are int64 nanoseconds, `other_stamps_ns` ascending. Stamps without a partner within
+    `tolerance_ns` are skipped.
     """
     stamps, others = np.asarray(stamps_ns, np.int64), np.asarray(other_stamps_ns, np.int64)
     if not len(stamps) or not len(others):
@@ -185,7 +185,7 @@ def associate(
 
 
 def rotation_angles_deg(R: np.ndarray) -> np.ndarray:
-    """Return the angles (N,) of rotations (N, 3, 3); atan2 of both parts is exact everywhere."""
+    """Return the angles (N,) of rotations (N, 3, 3); atan2 is accurate for all angles."""
     axis = np.stack((R[:, 2, 1] - R[:, 1, 2], R[:, 0, 2] - R[:, 2, 0], R[:, 1, 0] - R[:, 0, 1]), 1)
     cosine = np.trace(R, axis1=1, axis2=2) - 1
     return np.degrees(np.arctan2(np.linalg.norm(axis, axis=1), cosine))
@@ -198,7 +198,7 @@ def _paired(estimate: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.nda
             f'positions have shapes {estimate.shape} and {truth.shape}: both need (N, 3)'
         )
     if not len(estimate):
-        raise MetricsError('there is no pair of positions to compare')
+        raise MetricsError('there are no pairs of positions to compare')
     if not (np.isfinite(estimate).all() and np.isfinite(truth).all()):
         raise MetricsError('a position is not finite')
     return estimate, truth

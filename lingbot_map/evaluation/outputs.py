@@ -1,4 +1,8 @@
-"""Everything that one evaluation leaves: figures, pictures, files; written at its end."""
+"""
+Write the files of one evaluation: trajectory, map, metrics, plots, report and exports.
+
+`EvaluationFiles` collects frames during the run and writes everything at its end.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from lingbot_map.evaluation.plots import (
     Preview,
     PreviewKeeper,
 )
-from lingbot_map.evaluation.recording import Plan, SelectedPictures
+from lingbot_map.evaluation.recording import Plan, SelectedImages
 from lingbot_map.evaluation.report import as_html, Report
 from lingbot_map.evaluation.run import EstimatedPath, PlacedFrame
 from lingbot_map.evaluation.scoring import match, Matched, score, ScoreOptions
@@ -29,22 +33,106 @@ import numpy as np
 import yaml
 
 RANDOM_NOTE = 'The weights are random: path and map mean nothing.'
+_PREVIEWS = 6
+
+
+class EvaluationFiles:
+    """
+    Collects what the files of one evaluation need, and writes them to `folder`.
+
+    Call each of `consumers` with every placed frame. Use it as a context manager, so that a failed
+    run leaves no file outside of `folder`.
+    """
+
+    def __init__(self, folder: Path, planned: Plan):
+        settings = planned.settings
+        self._folder, self._planned = folder, planned
+        self._store = MapStore(settings['map.voxel_size'], settings['map.max_points'])
+        self._previews = PreviewKeeper(_evenly(planned.images))
+        self.consumers: list[Callable[[PlacedFrame], None]] = [self._previews]
+        self._depth = self._colmap = self._rerun = None
+        choose = _point_filter(settings)
+        if settings['map.voxel_size']:
+            self.consumers.append(_into_map(self._store, choose))
+        if settings['depth'] != 'off':
+            self._depth = DepthExport(folder / 'depth', settings['depth'])
+            self.consumers.append(self._depth)
+        if settings['colmap']:
+            self._colmap = ColmapModel(folder / 'colmap')
+            self.consumers.append(self._colmap)
+        if planned.rerun is not None:
+            self._rerun = RerunLog(planned.rerun, choose)
+            self.consumers.append(self._rerun)
+
+    def __enter__(self) -> EvaluationFiles:
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._rerun is not None:
+            self._rerun.close()
+
+    def write(self, estimate: EstimatedPath, times: dict, record: dict) -> None:
+        """Write all files; `times` is the content of timing.json, `record` that of run.yaml."""
+        folder, points = self._folder, self._store.snapshot()
+        write_tum(folder / 'trajectory.tum', estimate.stamps_ns, estimate.T_map_cam)
+        write_kitti(folder / 'trajectory.kitti', estimate.T_map_cam)
+        write_ply(folder / 'map.ply', points)
+        if self._depth is not None:
+            self._depth.write()
+        if self._colmap is not None:
+            self._colmap.write(points)
+        result = measure(self._planned, estimate)
+        _write_json(folder / 'metrics.json', result.metrics)
+        _write_json(folder / 'timing.json', times)
+        text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
+        write_bytes(folder / RUN_FILE, text.encode())
+        illustrate(folder, result, points, self._previews.previews, times, record)
+        if self._rerun is not None:
+            self._rerun.finish(estimate.T_map_cam, result.matched, result.to_truth)
+
+
+def _evenly(images: SelectedImages) -> list[int]:
+    """Return the stamps of a few evenly spaced images, including first and last."""
+    positions = np.linspace(0, len(images) - 1, min(_PREVIEWS, len(images))).round().astype(int)
+    return [images.stamps_ns[images.chosen[i]] for i in positions]
+
+
+def _point_filter(settings: dict) -> PointFilter:
+    return PointFilter(
+        settings['points.min_confidence'],
+        settings['points.max_depth'],
+        settings['points.stride'],
+        settings['points.keep_percentile'],
+        settings['points.edge_threshold'],
+    )
+
+
+def _into_map(store: MapStore, choose: PointFilter) -> Callable[[PlacedFrame], None]:
+    def insert(placed: PlacedFrame) -> None:
+        if placed.frame.is_keyframe:
+            store.insert(choose(placed.frame))
+
+    return insert
+
+
+def _write_json(path: Path, content: dict) -> None:
+    write_bytes(path, (json.dumps(content, indent=2, allow_nan=False) + '\n').encode())
 
 
 @dataclass(frozen=True)
 class Result:
-    """What metrics.json holds, and what the pictures need beside it."""
+    """The metrics of a run, and the data that plots need."""
 
     name: str
     estimate: EstimatedPath
     metrics: dict
     notes: list[str]
     matched: Matched | None
-    to_truth: Alignment | None  # Sim(3) from the map to the truth's world
+    to_truth: Alignment | None  # Sim(3) from map to the truth's world
 
 
 def measure(planned: Plan, estimate: EstimatedPath) -> Result:
-    """Return the figures of a trajectory, which are functions of its poses alone."""
+    """Return the metrics of a trajectory; they depend only on its poses and the truth."""
     settings, truth = planned.settings, planned.truth
     notes = [RANDOM_NOTE] if settings['checkpoint'] == 'random' else []
     notes += planned.notes
@@ -66,7 +154,7 @@ def measure(planned: Plan, estimate: EstimatedPath) -> Result:
         )
         figures, lines = score(matched, options)
         notes += [*_coverage_note(len(matched.stamps_ns), estimate.images), *lines]
-        notes += _mount_note(planned)
+        notes += _frame_note(planned)
         to_truth = _alignment(matched)
         metrics['ground_truth'] = {
             'name': truth.name,
@@ -82,14 +170,14 @@ def measure(planned: Plan, estimate: EstimatedPath) -> Result:
 
 
 def _coverage_note(matched: int, images: int) -> list[str]:
-    """Say that the figures are about a small part, which may make them look good."""
+    """Return a note if only a small part has true poses, since figures may then look good."""
     if 2 * matched >= images:
         return []
     return [f'Only {matched} of {images} images have a true pose: the figures are about these.']
 
 
-def _mount_note(planned: Plan) -> list[str]:
-    """Say that the truth may be about another frame than the camera's."""
+def _frame_note(planned: Plan) -> list[str]:
+    """Return a note if the truth is probably of another frame than the camera's."""
     body, camera = planned.truth.body, planned.recording.source.frame_id
     if not body or body == camera or planned.settings['body_to_camera']:
         return []
@@ -114,7 +202,7 @@ def illustrate(
     times: dict,
     record: dict,
 ) -> None:
-    """Write the pictures and report.html, which holds them all."""
+    """Write the plots, and report.html with all of them."""
     estimate, matched, to_truth = result.estimate, result.matched, result.to_truth
     positions, truth_xyz = estimate.T_map_cam[:, :3, 3], None
     if to_truth is not None:
@@ -148,7 +236,7 @@ def illustrate(
 
 
 def line(name: str, metrics: dict, times: dict) -> str:
-    """Return what is printed about a finished evaluation."""
+    """Return the summary line that is printed after an evaluation."""
     words = [
         f'{name}: {metrics["images"]} images, {metrics["poses"]} poses '
         f'({metrics["keyframes"]} keyframes), {times["fps"]:.1f} FPS'
@@ -161,89 +249,3 @@ def line(name: str, metrics: dict, times: dict) -> str:
             f'{metrics["path_length_m"]:.2f} m; scale {metrics["scale"]:.4f} m per map unit'
         )
     return ', '.join(words)
-
-
-_PREVIEWS = 6
-
-
-class EvaluationFiles:
-    """
-    The files of one evaluation in `folder`.
-
-    `consumers` have to see each placed frame. As a context it leaves nothing outside of `folder`
-    when the run fails.
-    """
-
-    def __init__(self, folder: Path, planned: Plan):
-        settings = planned.settings
-        self._folder, self._planned = folder, planned
-        self._store = MapStore(settings['map.voxel_size'], settings['map.max_points'])
-        self._previews = PreviewKeeper(_evenly(planned.pictures))
-        self.consumers: list[Callable[[PlacedFrame], None]] = [self._previews]
-        self._depth = self._colmap = self._rerun = None
-        choose = _point_filter(settings)
-        if settings['map.voxel_size']:
-            self.consumers.append(_into_map(self._store, choose))
-        if settings['depth'] != 'off':
-            self._depth = DepthExport(folder / 'depth', settings['depth'])
-            self.consumers.append(self._depth)
-        if settings['colmap']:
-            self._colmap = ColmapModel(folder / 'colmap')
-            self.consumers.append(self._colmap)
-        if planned.rerun is not None:
-            self._rerun = RerunLog(planned.rerun, choose)
-            self.consumers.append(self._rerun)
-
-    def __enter__(self) -> EvaluationFiles:
-        return self
-
-    def __exit__(self, *_) -> None:
-        if self._rerun is not None:
-            self._rerun.close()
-
-    def write(self, estimate: EstimatedPath, times: dict, record: dict) -> None:
-        """Write all files; `times` and `record` are the contents of timing.json and run.yaml."""
-        folder, points = self._folder, self._store.snapshot()
-        write_tum(folder / 'trajectory.tum', estimate.stamps_ns, estimate.T_map_cam)
-        write_kitti(folder / 'trajectory.kitti', estimate.T_map_cam)
-        write_ply(folder / 'map.ply', points)
-        if self._depth is not None:
-            self._depth.write()
-        if self._colmap is not None:
-            self._colmap.write(points)
-        result = measure(self._planned, estimate)
-        _write_json(folder / 'metrics.json', result.metrics)
-        _write_json(folder / 'timing.json', times)
-        text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
-        write_bytes(folder / RUN_FILE, text.encode())
-        illustrate(folder, result, points, self._previews.previews, times, record)
-        if self._rerun is not None:
-            self._rerun.finish(estimate.T_map_cam, result.matched, result.to_truth)
-
-
-def _evenly(pictures: SelectedPictures) -> list[int]:
-    """Return the stamps of a few pictures from the first to the last."""
-    places = np.linspace(0, len(pictures) - 1, min(_PREVIEWS, len(pictures))).round().astype(int)
-    return [pictures.stamps_ns[pictures.chosen[place]] for place in places]
-
-
-def _point_filter(settings: dict) -> PointFilter:
-    return PointFilter(
-        settings['points.min_confidence'],
-        settings['points.max_depth'],
-        settings['points.stride'],
-        settings['points.keep_percentile'],
-        settings['points.edge_threshold'],
-    )
-
-
-def _into_map(store: MapStore, choose: PointFilter) -> Callable[[PlacedFrame], None]:
-    def insert(placed: PlacedFrame) -> None:
-        if placed.frame.is_keyframe:
-            store.insert(choose(placed.frame))
-
-    return insert
-
-
-def _write_json(path: Path, content: dict) -> None:
-    write_bytes(path, (json.dumps(content, indent=2, allow_nan=False) + '\n').encode())

@@ -1,4 +1,4 @@
-"""Pictures of one evaluation: path beside truth, error over time, what the network saw."""
+"""Plots of one evaluation: path and ground truth, errors over time, and some frames."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _OURS, _TRUTH, _ERROR = '#ff7f0e', '#3b4252', '#c2185b'
 
 @dataclass(frozen=True)
 class Preview:
-    """What the network saw and said about one frame, at its own resolution."""
+    """Input and output of the network for one frame, at its resolution."""
 
     stamp_ns: int
     rgb: np.ndarray  # (h, w, 3) uint8
@@ -27,7 +27,7 @@ class Preview:
 
 
 class PreviewKeeper:
-    """Keeps the frames of the given stamps."""
+    """Keeps previews of the frames with the given stamps."""
 
     def __init__(self, stamps_ns: Sequence[int]):
         self.previews: list[Preview] = []
@@ -42,9 +42,9 @@ class PreviewKeeper:
 
 def draw_trajectories(T_map_cam: np.ndarray, matched: Matched | None, to_truth: Alignment | None):
     """
-    Return a PNG of the path from above and from the side, in the axes of the map.
+    Return a PNG of the path from above and from the side, in map axes.
 
-    With an alignment the truth is drawn beside it, and the unit is the truth's.
+    With an alignment, the truth is drawn too and the unit is metres.
     """
     scale = 1.0 if to_truth is None else to_truth.scale
     paths = {'estimate': (scale * T_map_cam[:, :3, 3], _OURS, '-')}
@@ -68,7 +68,7 @@ def draw_trajectories(T_map_cam: np.ndarray, matched: Matched | None, to_truth: 
 
 
 def draw_errors(matched: Matched, to_truth: Alignment) -> bytes:
-    """Return a PNG of the errors of position and rotation over time, after the alignment."""
+    """Return a PNG of position and rotation errors over time, after the alignment."""
     distances, angles = pose_errors(matched, to_truth)
     seconds = (matched.stamps_ns - matched.stamps_ns[0]) * 1e-9
     figure = _figure(11, 4.5)
@@ -86,21 +86,21 @@ def draw_errors(matched: Matched, to_truth: Alignment) -> bytes:
 
 
 def draw_strip(previews: Sequence[Preview]) -> bytes:
-    """Return a PNG with a column per frame: picture, depth, confidence (bright: near, sure)."""
+    """Return a PNG with image, depth and confidence per column; bright is near or confident."""
     figure = _figure(2.1 * len(previews), 2.1 * 3 * _aspect(previews[0]) + 0.4)
     depths = np.concatenate([p.depth[np.isfinite(p.depth)] for p in previews])
     near, far = np.percentile(depths, (2, 98)) if len(depths) else (1.0, 2.0)
-    sure = max(float(np.percentile(p.confidence, 98)) for p in previews)
+    confident = max(float(np.percentile(p.confidence, 98)) for p in previews)
     for column, preview in enumerate(previews):
         inverse = 1 / np.clip(preview.depth, near, max(far, near * 1.001))
         rows = (
             (preview.rgb, {}),
             (inverse, {'cmap': 'turbo', 'vmin': 1 / far, 'vmax': 1 / near}),
-            (preview.confidence, {'cmap': 'viridis', 'vmin': 1.0, 'vmax': max(sure, 1.001)}),
+            (preview.confidence, {'cmap': 'viridis', 'vmin': 1.0, 'vmax': max(confident, 1.001)}),
         )
-        for row, (picture, style) in enumerate(rows):
+        for row, (image, style) in enumerate(rows):
             axes = figure.add_subplot(3, len(previews), 1 + column + row * len(previews))
-            axes.imshow(picture, **style)
+            axes.imshow(image, **style)
             axes.set_xticks([])
             axes.set_yticks([])
             if column == 0:

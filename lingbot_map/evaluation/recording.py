@@ -1,4 +1,4 @@
-"""One recording: what is checked and decided before it runs, and the run."""
+"""Plan the evaluation of one recording: select images, read ground truth and calibration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lingbot_map.evaluation.folders import Recording
-from lingbot_map.evaluation.run import Viewing
+from lingbot_map.evaluation.run import ViewSettings
 from lingbot_map.evaluation.scoring import match
 from lingbot_map.geometry import quaternion_to_matrix, rigid
 from lingbot_map.images.camera import camera_of, CameraInfoError
@@ -23,44 +23,45 @@ import torch
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known before the first picture goes into the network."""
+    """Everything that is read and decided before the network runs."""
 
     recording: Recording
     settings: dict
-    pictures: SelectedPictures
-    truth: PoseTrack | None  # of the camera's optical frame
+    images: SelectedImages
+    truth: PoseTrack | None  # poses of the camera's optical frame
     keyframe_interval: int
-    viewing: Viewing
+    view_settings: ViewSettings
     notes: list[str]
-    rerun: Path | None = None  # file for a Rerun recording
+    rerun: Path | None = None  # file of the Rerun recording
 
 
 def plan(recording: Recording, settings: dict, rerun: Path | None = None) -> Plan:
     """
-    Read the stamps and the truth, and decide; raise SourceError or MetricsError.
+    Read all stamps, ground truth and calibration, and return the plan.
 
-    What would make the run useless at its end shows here: a bag cut short, truth of another time.
+    Raises SourceError or MetricsError for problems that would otherwise show only after the run,
+    such as a truncated bag or ground truth of another time range. Raises UserError for a bad mask.
     """
     selection = Selection(
         settings['every'], settings['start'], settings['duration'], settings['max_frames']
     )
-    pictures = select(recording.source, selection)
+    images = select(recording.source, selection)
     truth = find_truth(
         recording.path,
         recording.source,
         settings['ground_truth'],
         settings['gt_frame'],
-        pictures.stamps_ns,
+        images.stamps_ns,
     )
     if truth is not None:
         truth = truth.shifted(round(settings['gt_offset'] * 1e9))
         if settings['body_to_camera']:
-            truth = truth.moved_to(mount(settings['body_to_camera']))
-        stamps_ns = [pictures.stamps_ns[i] for i in pictures.chosen]
+            truth = truth.moved_to(body_extrinsics(settings['body_to_camera']))
+        stamps_ns = [images.stamps_ns[i] for i in images.chosen]
         match(stamps_ns, np.empty((len(stamps_ns), 4, 4)), truth, settings['tolerance'])
-    view, note = viewing(recording, settings)
-    interval = _interval(len(pictures), settings)
-    return Plan(recording, settings, pictures, truth, interval, view, [note] * bool(note), rerun)
+    view, note = view_settings(recording, settings)
+    interval = _interval(len(images), settings)
+    return Plan(recording, settings, images, truth, interval, view, [note] * bool(note), rerun)
 
 
 def _interval(images: int, settings: dict) -> int:
@@ -70,14 +71,14 @@ def _interval(images: int, settings: dict) -> int:
     return interval_for(images, scale_frames, max(settings['max_keyframes'], scale_frames + 1))
 
 
-def mount(values: list[float]) -> np.ndarray:
-    """Return T_body_cam (4, 4) of x y z qx qy qz qw."""
+def body_extrinsics(values: list[float]) -> np.ndarray:
+    """Return T_body_cam (4, 4) from x y z qx qy qz qw."""
     numbers = torch.tensor(values, dtype=torch.float64)
     return rigid(quaternion_to_matrix(numbers[3:]), numbers[:3]).numpy()
 
 
-def viewing(recording: Recording, settings: dict) -> tuple[Viewing, str]:
-    """Return how pictures are prepared, and a line if camera_info cannot be used."""
+def view_settings(recording: Recording, settings: dict) -> tuple[ViewSettings, str]:
+    """Return the settings of views, and a note if camera_info cannot be used (else '')."""
     camera, note, wanted = None, '', settings['camera_info']
     if is_bag(recording.path) and wanted != NO_TRUTH:
         info = read_camera_info(recording.path, recording.source.image_topic, wanted)
@@ -86,24 +87,24 @@ def viewing(recording: Recording, settings: dict) -> tuple[Viewing, str]:
         except CameraInfoError as error:
             note = f'camera_info is not used: {error}'
     elif wanted not in ('', NO_TRUTH):
-        raise SourceError(f"'{recording.path}' is not a bag: leave camera_info '{wanted}' out")
+        raise SourceError(f"'{recording.path}' is not a bag: remove camera_info '{wanted}'")
     if settings['use_camera_info'] and camera is None:
         note = note or 'use_camera_info is set, but there is no camera_info'
     mask, degrees = load_mask(settings['image_mask']), settings['image_rotation']
-    return Viewing(camera, mask, degrees, settings['use_camera_info']), note
+    return ViewSettings(camera, mask, degrees, settings['use_camera_info']), note
 
 
 @dataclass(frozen=True)
 class Selection:
-    """A stretch of time of a recording, and every n-th picture of it."""
+    """A time range of a recording, and every n-th image in it."""
 
     every: int = 1
-    start_s: float = 0.0  # after the first picture
+    start_s: float = 0.0  # after the first image
     duration_s: float = 0.0  # 0: to the end
     max_frames: int = 0  # 0: no limit
 
     def choose(self, stamps_ns: Sequence[int]) -> list[int]:
-        """Return the positions of the chosen pictures, ascending."""
+        """Return the indices of the chosen images, ascending."""
         if not stamps_ns:
             return []
         begin = stamps_ns[0] + round(self.start_s * 1e9)
@@ -113,18 +114,18 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class SelectedPictures:
-    """The chosen pictures of a source, whose stamps are all known and have been read once."""
+class SelectedImages:
+    """The chosen images of a source; all of its stamps have been read."""
 
     source: Source
-    stamps_ns: list[int]  # of all pictures of the source
+    stamps_ns: list[int]  # of all images of the source
     chosen: list[int]
 
     def __len__(self) -> int:
         return len(self.chosen)
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (stamp_ns, rgb); only chosen pictures are decoded."""
+        """Yield (stamp_ns, rgb); only chosen images are decoded."""
         wanted = set(self.chosen)
         last = self.chosen[-1]
         for i, (stamp_ns, read) in enumerate(self.source.lazy()):
@@ -134,12 +135,11 @@ class SelectedPictures:
                 return
 
 
-def select(source: Source, selection: Selection) -> SelectedPictures:
+def select(source: Source, selection: Selection) -> SelectedImages:
     """
-    Read all stamps of a source and choose.
+    Read all stamps of a source and select images.
 
-    What is wrong with a recording as such shows here, before any work. Raises SourceError, also
-    if nothing is chosen.
+    Raises SourceError if the recording is damaged or no image is selected.
     """
     stamps_ns = [stamp_ns for stamp_ns, _ in source.lazy()]
     chosen = selection.choose(stamps_ns)
@@ -149,4 +149,4 @@ def select(source: Source, selection: Selection) -> SelectedPictures:
             f'nothing is left of {len(stamps_ns)} images over {length_s:.3f} s: '
             f'start is {selection.start_s:g} s'
         )
-    return SelectedPictures(source, stamps_ns, chosen)
+    return SelectedImages(source, stamps_ns, chosen)

@@ -1,4 +1,4 @@
-"""One HTML page about one evaluation, with everything inlined: it can be sent as it is."""
+"""The HTML report of one evaluation, in a single file, and the tables over several."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ td, th { border-bottom: 1px solid #d8dde5; padding: .2em .9em .2em 0; text-align
 td:nth-child(n+2) { font-variant-numeric: tabular-nums; }
 .note { background: #fff4d6; padding: .5em .8em; border-radius: 4px; }
 """
-_COLUMNS = {  # title -> where the value is in metrics.json, or timing.json for FPS
+_COLUMNS = {  # title -> keys of the value in metrics.json or timing.json
     'images': ('metrics', 'images'),
     'coverage [%]': ('metrics', 'coverage_percent'),
     'path [m]': ('metrics', 'path_length_m'),
@@ -39,18 +39,18 @@ _COLUMNS = {  # title -> where the value is in metrics.json, or timing.json for 
 
 @dataclass(frozen=True)
 class Report:
-    """The content of the page, in the order in which it is shown."""
+    """Content of the page, in the order shown."""
 
     title: str
-    notes: list[str] = field(default_factory=list)  # what a reader must know first
-    figures: dict[str, object] = field(default_factory=dict)  # of metrics.json
+    notes: list[str] = field(default_factory=list)  # shown first
+    figures: dict[str, object] = field(default_factory=dict)  # from metrics.json
     pictures: dict[str, bytes] = field(default_factory=dict)  # caption -> PNG
-    timing: dict[str, object] = field(default_factory=dict)  # of timing.json
-    record: dict[str, object] = field(default_factory=dict)  # of run.yaml
+    timing: dict[str, object] = field(default_factory=dict)  # from timing.json
+    record: dict[str, object] = field(default_factory=dict)  # from run.yaml
 
 
 def as_html(report: Report) -> str:
-    """Return the page as one text without any reference to another file."""
+    """Return the page as one text that refers to no other file."""
     title = html.escape(report.title)
     notes = ''.join(f'<p class="note">{html.escape(note)}</p>\n' for note in report.notes)
     pictures = ''.join(_picture(caption, png) for caption, png in report.pictures.items())
@@ -88,7 +88,7 @@ def _table(values: Mapping[str, object]) -> str:
 
 
 def _flat(values: Mapping[str, object], prefix: str):
-    """Yield (name, value) of nested mappings, with their names joined."""
+    """Yield (name, value) of nested mappings, with names joined by ' / '."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f'{prefix}{name} / ')
@@ -107,7 +107,7 @@ def _text(value: object) -> str:
 
 
 def table_row(metrics: dict, timing: dict) -> dict[str, float | None]:
-    """Return title -> value; None where there is no value."""
+    """Return {title: value or None} of one evaluation."""
     files = {'metrics': metrics, 'timing': timing}
     return {title: _find(files, keys) for title, keys in _COLUMNS.items()}
 
@@ -121,7 +121,7 @@ def _find(value, keys: Sequence[str]) -> float | None:
 
 
 def _summary_rows(rows: dict[str, dict]) -> dict[str, dict]:
-    """Return the rows mean and median over those that have a value."""
+    """Return the rows mean and median, over the values that are not None."""
     summaries = {}
     for name, reduce in (('mean', np.mean), ('median', np.median)):
         values = {t: [row[t] for row in rows.values() if row[t] is not None] for t in _COLUMNS}

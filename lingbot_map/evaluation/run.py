@@ -1,8 +1,8 @@
 """
-Run a recording through the engine, picture by picture, and keep what it says.
+Run the images of a recording through the engine and collect trajectory and timing.
 
-The same engine as the node's, without queue or clock: nothing is dropped, and the same input on
-the same machine gives the same numbers (`deterministic_kernels`).
+Uses the same engine as the node, but without queue or clock: no image is dropped, and the same
+input on the same machine gives the same result (`deterministic_kernels`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ import time
 
 from lingbot_map.images.camera import Camera
 from lingbot_map.images.mask import ImageMask
-from lingbot_map.images.view import turn_picture, turn_rotation, View
+from lingbot_map.images.view import camera_rotation, rotate_image, View
 from lingbot_map.mapping.map_frame import MapFrame, MappedFrame
 from lingbot_map.recordings.source import SourceError
 from lingbot_map.streaming.engine import NotFiniteError, StreamEngine, StreamLimitError
@@ -22,12 +22,12 @@ from lingbot_map.streaming.frame import FrameResult
 import numpy as np
 import torch
 
-_CUBLAS_WORKSPACE = ':4096:8'  # the larger of the two settings under which cuBLAS is reproducible
+_CUBLAS_WORKSPACE = ':4096:8'  # the larger of the two reproducible settings
 
 
 @dataclass(frozen=True)
 class PlacedFrame:
-    """One picture with its result and its place in the map."""
+    """One image with its result and its pose in the map."""
 
     stamp_ns: int
     rgb: np.ndarray  # (H, W, 3) uint8, rectified
@@ -40,69 +40,69 @@ class PlacedFrame:
 
 
 @dataclass(frozen=True)
-class Viewing:
-    """How pictures are prepared for the network; see `View`."""
+class ViewSettings:
+    """How to prepare images for the network; see `View`."""
 
     camera: Camera | None = None
     mask: ImageMask | None = None
-    degrees: int = 0  # clockwise, to make the pictures of a camera mounted sideways upright
+    degrees: int = 0  # clockwise rotation that makes the images upright
     replace_intrinsics: bool = False
 
     def view(self, size: tuple[int, int]) -> View:
-        """Return the view of pictures of `size` (width, height); UserError: they do not fit."""
+        """Return the view for images of `size` (width, height); raise UserError."""
         if self.camera is not None and self.camera.size != size:
             raise SourceError(
                 f'camera_info is for images of {"x".join(map(str, self.camera.size))}, these are '
                 f'{"x".join(map(str, size))}: set camera_info to none'
             )
-        seen = None if self.mask is None else self.mask.seen(*size)
-        return View(size, self.camera, seen, self.degrees, self.replace_intrinsics)
+        valid = None if self.mask is None else self.mask.valid(*size)
+        return View(size, self.camera, valid, self.degrees, self.replace_intrinsics)
 
 
-DIRECT = Viewing()  # as the pictures are
+DIRECT = ViewSettings()  # images as they are
 
 
 @dataclass(frozen=True)
 class EstimatedPath:
-    """The trajectory of one recording; rows are the images that have a pose."""
+    """The trajectory of one recording, with one row per image that has a pose."""
 
     stamps_ns: list[int]
     T_map_cam: np.ndarray  # (N, 4, 4)
     is_keyframe: np.ndarray  # (N,) bool
-    images: int  # that went in
+    images: int  # number of input images
     image_size: tuple[int, int]  # width, height
-    windows: int  # one more than the memory was rolled over
+    windows: int  # roll-overs of the memory + 1
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What a run cost."""
+    """How long a run took."""
 
     warm_up_s: float
-    scale_batch_ms: float  # the first frames, which run together
-    frame_ms: list[float]  # each later one: upload, resize, network, until the pose is known
+    scale_batch_ms: float  # the first frames, which run as a batch
+    frame_ms: list[float]  # each later frame: upload, resize, network, until the pose is known
     engine_s: float
-    total_s: float  # reading, decoding and exports included
+    total_s: float  # including reading, decoding and exports
 
 
 def run_recording(
     engine: StreamEngine,
-    pictures: Iterable[tuple[int, np.ndarray]],
+    images: Iterable[tuple[int, np.ndarray]],
     scale: float = 1.0,
-    viewing: Viewing = DIRECT,
+    view_settings: ViewSettings = DIRECT,
     consumers: Sequence[Callable[[PlacedFrame], None]] = (),
 ) -> tuple[EstimatedPath, Timing]:
     """
-    Stream (stamp_ns, rgb) pairs, at least one, into a map of their own.
+    Stream (stamp_ns, rgb) pairs, at least one, into a new map.
 
-    `consumers` see each placed frame in order. A frame whose pose is not finite has no place and
-    is left out. Raises SourceError if the size of the pictures changes or the engine has to start
-    a new map, UserError if the mask does not fit.
+    Each consumer is called with every placed frame, in order. Frames without a finite pose are
+    skipped. Raises SourceError if the image size changes or the memory is full, and UserError if
+    the mask does not fit.
     """
     started_s = time.perf_counter()
-    feed, rows = _Feed(engine, viewing), []
-    map_frame = MapFrame(scale, turn_rotation(viewing.degrees))
-    for result in feed.results(pictures):
+    feed, rows = _Feed(engine, view_settings), []
+    map_frame = MapFrame(scale, camera_rotation(view_settings.degrees))
+    for result in feed.results(images):
         stamp_ns, rgb = result.tag
         try:
             frame = map_frame.place(result)
@@ -110,7 +110,7 @@ def run_recording(
             continue
         rows.append((stamp_ns, frame.camera.T_map_body, frame.is_keyframe))
         for consume in consumers:
-            as_mounted = turn_picture(rgb, -viewing.degrees % 360)
+            as_mounted = rotate_image(rgb, -view_settings.degrees % 360)
             consume(PlacedFrame(stamp_ns, as_mounted, frame))
     estimate = EstimatedPath(
         [stamp_ns for stamp_ns, _, _ in rows],
@@ -124,20 +124,20 @@ def run_recording(
 
 
 class _Feed:
-    """Pushes pictures and times the engine; the call that runs the scale batch is told apart."""
+    """Pushes images and times the engine, with separate times of the scale batch and of frames."""
 
-    def __init__(self, engine: StreamEngine, viewing: Viewing):
+    def __init__(self, engine: StreamEngine, view_settings: ViewSettings):
         self.images = 0
         self.size: tuple[int, int] | None = None  # width, height
-        self._engine, self._viewing = engine, viewing
+        self._engine, self._view_settings = engine, view_settings
         self._view: View | None = None
         self._sequence = 0
         self._warm_up_s = self._scale_batch_ms = self._engine_s = 0.0
         self._frame_ms: list[float] = []
         self._initialized = False
 
-    def results(self, pictures: Iterable[tuple[int, np.ndarray]]) -> Iterator[FrameResult]:
-        for stamp_ns, rgb in pictures:
+    def results(self, images: Iterable[tuple[int, np.ndarray]]) -> Iterator[FrameResult]:
+        for stamp_ns, rgb in images:
             self._check_size(stamp_ns, rgb)
             self.images += 1
             prepared = self._view.prepare(rgb)
@@ -155,15 +155,15 @@ class _Feed:
         height, width = rgb.shape[:2]
         if self.size is None:
             self.size = (width, height)
-            self._view = self._viewing.view(self.size)
+            self._view = self._view_settings.view(self.size)
             start = time.perf_counter()
             self._engine.warm_up(*self._view.upright_size[::-1])
             self._sequence = self._engine.sequence
             self._warm_up_s = time.perf_counter() - start
         elif self.size != (width, height):
             raise SourceError(
-                f'the image at {stamp_ns * 1e-9:.3f} s is {width}x{height}, those before are '
-                f'{self.size[0]}x{self.size[1]}: evaluate them apart, with --start and --duration'
+                f'the image at {stamp_ns * 1e-9:.3f} s is {width}x{height}, previous images are '
+                f'{self.size[0]}x{self.size[1]}: evaluate them apart with --start and --duration'
             )
 
     def _timed(self, call: Callable[..., list[FrameResult]], *arguments) -> list[FrameResult]:
@@ -189,7 +189,7 @@ class _Feed:
 
 def _memory_is_full(stamp_ns: int) -> SourceError:
     return SourceError(
-        f'the map cannot go on at {stamp_ns * 1e-9:.3f} s, since the memory is full: '
+        f'the map cannot continue at {stamp_ns * 1e-9:.3f} s, since the memory is full: '
         'raise max_keyframes or keyframe_interval, or set on_limit to roll_over'
     )
 
@@ -219,9 +219,9 @@ def timing_values(
 @contextmanager
 def deterministic_kernels() -> Iterator[dict[str, object]]:
     """
-    Have torch use kernels that give the same bytes every time; yields what was chosen.
+    Make torch use deterministic kernels only; yield the settings for the record.
 
-    An operation that has no such kernel raises RuntimeError. Must begin before CUDA is used.
+    An operation without such a kernel raises RuntimeError. Must be entered before CUDA is used.
     """
     before = torch.are_deterministic_algorithms_enabled()
     cudnn = torch.backends.cudnn

@@ -1,8 +1,8 @@
 """
-All figures of one trajectory against the truth, as plain values for metrics.json.
+Score a trajectory against ground truth, as plain values for metrics.json.
 
-The estimate is in map units, the truth in metres. Every figure is a function of the poses alone:
-the same poses give the same bytes.
+The estimate is in map units, the truth in metres. The figures depend only on the poses: the same
+poses give the same bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,37 +27,37 @@ import numpy as np
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """How figures are measured."""
+    """Settings of the scores."""
 
-    tolerance_s: float = 0.02  # between the stamps of an image and of its true pose
+    tolerance_s: float = 0.02  # between the stamps of an image and its true pose
     rpe_frames: Sequence[int] = (1, 10)
     rpe_metres: Sequence[float] = (1.0, 10.0, 100.0)
 
 
 @dataclass(frozen=True)
 class Matched:
-    """Poses (camera to map) and, row by row, the true ones (camera to the world of the truth)."""
+    """Poses (camera to map) and, row by row, their true poses (camera to the truth's world)."""
 
     stamps_ns: np.ndarray  # (M,) int64
     T: np.ndarray  # (M, 4, 4)
     T_true: np.ndarray  # (M, 4, 4)
-    largest_gap_s: float  # between the stamps of a pair
+    largest_gap_s: float  # largest time difference of a pair
 
 
 def match(
     stamps_ns: Sequence[int], T: np.ndarray, truth: PoseTrack, tolerance_s: float
 ) -> Matched:
     """
-    Return each pose with the true pose of its time: the nearest pairs first, no pose twice.
+    Match poses with true poses by time, closest pairs first; each pose is used at most once.
 
-    Raises MetricsError that shows both spans of time if there is no pair.
+    Raises MetricsError with both time ranges if there is no pair.
     """
     stamps_ns = np.asarray(stamps_ns, np.int64)
     ours, theirs = _pairs(stamps_ns, truth.stamps_ns, round(tolerance_s * 1e9))
     if not len(ours):
         raise MetricsError(
-            f"no pose of '{truth.name}' lies within {tolerance_s:g} s of an image: images "
-            f'{_span(stamps_ns)}, poses {_span(truth.stamps_ns)}; are they of another time base?'
+            f"no pose of '{truth.name}' is within {tolerance_s:g} s of an image: images "
+            f'{_span(stamps_ns)}, poses {_span(truth.stamps_ns)}; do they use another time base?'
         )
     gaps = np.abs(stamps_ns[ours] - truth.stamps_ns[theirs])
     return Matched(stamps_ns[ours], T[ours], truth.T[theirs], float(gaps.max() * 1e-9))
@@ -66,7 +66,7 @@ def match(
 def _pairs(
     stamps_ns: np.ndarray, true_stamps_ns: np.ndarray, tolerance_ns: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return index arrays of stamps, ascending, and of their partners; no index is there twice."""
+    """Return index arrays of matched stamps (ascending) and their partners, without repeats."""
     ours, theirs = np.arange(len(stamps_ns)), np.arange(len(true_stamps_ns))
     partner = np.full(len(stamps_ns), -1)
     while True:
@@ -77,7 +77,7 @@ def _pairs(
         nearest = np.full(len(theirs), -1)
         their_i, our_i = associate(true_stamps_ns[theirs], stamps_ns[ours], tolerance_ns)
         nearest[their_i] = our_i
-        mutual = nearest[j] == i  # the others look for another one among those that are left
+        mutual = nearest[j] == i  # the others are matched again among the remaining stamps
         i, j = i[mutual], j[mutual]
         partner[ours[i]] = theirs[j]
         ours, theirs = np.delete(ours, i), np.delete(theirs, j)
@@ -90,7 +90,7 @@ def _span(stamps_ns: np.ndarray) -> str:
 
 
 def score(matched: Matched, options: ScoreOptions) -> tuple[dict, list[str]]:
-    """Return the figures, with None where there is no meaning, and a line on each of those."""
+    """Return the figures, None where undefined, and a note about each undefined one."""
     notes: list[str] = []
     positions, true_positions = matched.T[:, :3, 3], matched.T_true[:, :3, 3]
     errors = {
@@ -119,10 +119,10 @@ def score(matched: Matched, options: ScoreOptions) -> tuple[dict, list[str]]:
 
 
 def pose_errors(matched: Matched, alignment: Alignment) -> tuple[np.ndarray, np.ndarray]:
-    """Return position errors (M,) [m] and rotation errors (M,) [deg] after an alignment."""
+    """Return position errors (M,) [m] and rotation errors (M,) [deg] after the alignment."""
     distances = np.linalg.norm(alignment(matched.T[:, :3, 3]) - matched.T_true[:, :3, 3], axis=1)
-    turned = alignment.R @ matched.T[:, :3, :3]
-    difference = np.swapaxes(matched.T_true[:, :3, :3], 1, 2) @ turned
+    aligned = alignment.R @ matched.T[:, :3, :3]
+    difference = np.swapaxes(matched.T_true[:, :3, :3], 1, 2) @ aligned
     return distances, rotation_angles_deg(difference)
 
 
@@ -139,7 +139,7 @@ def _plain(error: Ate | None) -> dict | None:
 
 
 def _relative(T: np.ndarray, T_true: np.ndarray, options: ScoreOptions) -> dict[str, dict]:
-    """Return the relative errors by step; a step that the path does not hold is left out."""
+    """Return the relative errors by step, except steps longer than the path."""
 
     def measured(measure, steps):
         results = {}
@@ -155,7 +155,7 @@ def _relative(T: np.ndarray, T_true: np.ndarray, options: ScoreOptions) -> dict[
 
 
 def _drift(relative: dict | None) -> float | None:
-    """Return the mean error of translation per length in percent, averaged over the lengths."""
+    """Return the mean translation error [% of length], averaged over the segment lengths."""
     if not relative or not relative['metres']:
         return None
     shares = [

@@ -1,8 +1,8 @@
 """
-Write trajectories, clouds and depth as files that other tools read.
+Write trajectories, point clouds and depth as files for other tools.
 
-Every file is written aside and then renamed: whoever looks at `path` sees the old file or the
-whole new one, also after a crash. Poses are (4, 4) camera-to-world, clouds POINT_DTYPE.
+Writes are atomic: each file is written under a temporary name and then renamed, so `path` always
+has the old or the complete new file. Poses are (4, 4) camera-to-world, clouds are POINT_DTYPE.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,21 +33,21 @@ _PLY_TYPES = {'<f4': 'float', '|u1': 'uchar'}
 
 @contextmanager
 def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
-    """Open a file beside `path` for writing and rename it to `path` when the block ends well."""
+    """Open a temporary file in the folder of `path`; rename it to `path` if the block succeeds."""
     path = Path(path)
-    aside = path.with_name(f'.{path.name}.{os.getpid()}.part')
+    temporary = path.with_name(f'.{path.name}.{os.getpid()}.part')
     try:
-        with open(aside, 'wb') as file:
+        with open(temporary, 'wb') as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, path)
+        os.replace(temporary, path)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def write_bytes(path: str | os.PathLike, data: bytes) -> None:
-    """Write a file that is in memory already."""
+    """Write a file atomically."""
     with replacing(path) as file:
         file.write(data)
 
@@ -55,7 +55,7 @@ def write_bytes(path: str | os.PathLike, data: bytes) -> None:
 def write_tum(
     path: str | os.PathLike, stamps_ns: Sequence[int], T_list: Sequence[np.ndarray]
 ) -> None:
-    """Write `stamp tx ty tz qx qy qz qw` lines, stamps in seconds with all nine decimals."""
+    """Write lines `stamp tx ty tz qx qy qz qw`; stamps in seconds with nine decimals."""
     lines = [
         f'{stamp // 10**9}.{stamp % 10**9:09d} ' + ' '.join(f'{v:.9g}' for v in (*xyz, *q_xyzw))
         for stamp, xyz, q_xyzw in zip(stamps_ns, *_positions_and_quaternions(T_list), strict=True)
@@ -64,7 +64,7 @@ def write_tum(
 
 
 def write_kitti(path: str | os.PathLike, T_list: Sequence[np.ndarray]) -> None:
-    """Write the upper three rows of each pose as one line of twelve numbers."""
+    """Write the upper three rows of each pose as a line of twelve numbers."""
     lines = (' '.join(f'{v:.9g}' for v in T[:3].ravel()) for T in T_list)
     _write_lines(path, lines)
 
@@ -107,9 +107,9 @@ def write_depth_png(
     path: str | os.PathLike, depth: np.ndarray, steps_per_unit: float = 1000.0
 ) -> None:
     """
-    Write depth (H, W) as 16-bit grey, `steps_per_unit` grey levels for one unit of depth.
+    Write depth (H, W) as a 16-bit grey PNG with `steps_per_unit` grey levels per unit of depth.
 
-    0 means no depth: not finite, not positive, or too far for 16 bits.
+    Depth that is not finite, not positive or too large for 16 bits becomes 0.
     """
     with np.errstate(invalid='ignore'):
         levels = np.rint(np.asarray(depth, np.float64) * steps_per_unit)

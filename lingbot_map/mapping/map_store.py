@@ -1,11 +1,11 @@
-"""The map: one point per voxel, bounded in number."""
+"""The map's point cloud: one point per voxel, with a limit on their number."""
 
 from lingbot_map.mapping.points import POINT_DTYPE
 import numpy as np
 
 _BITS = 21  # per axis in a 64-bit voxel key
-_LIMIT = 1 << (_BITS - 1)
-_KEPT_WHEN_FULL = 0.9  # so that a full map does not sort its ages for every cloud
+_MAX_CELL = 1 << (_BITS - 1)
+_KEPT_WHEN_FULL = 0.9  # below 1, so that a full map does not evict on every insertion
 _FIRST_CAPACITY = 4096
 
 
@@ -13,9 +13,9 @@ class MapStore:
     """
     Keeps the most confident point of each voxel.
 
-    `voxel_size` is the edge in map units. Beyond `max_points` the voxels that were seen longest
-    ago leave. Points stay in the row where they came in; a sorted index finds them by voxel, so a
-    cloud costs little even when the map is large. Not safe to use from several threads at once.
+    `voxel_size` is the edge length in map units. Above `max_points`, the least recently seen
+    voxels are evicted. Points are stored in insertion order with an index sorted by voxel, so an
+    insertion is cheap even in a large map. Not thread-safe.
     """
 
     def __init__(self, voxel_size: float, max_points: int):
@@ -32,14 +32,14 @@ class MapStore:
 
     def clear(self) -> None:
         self._keys = np.empty(0, np.int64)  # sorted
-        self._rows = np.empty(0, np.int32)  # where the point of each key is
+        self._rows = np.empty(0, np.int32)  # row of the point of each key
         self._points = np.empty(_FIRST_CAPACITY, POINT_DTYPE)
-        self._seen = np.empty(_FIRST_CAPACITY, np.int32)  # the insertion that saw a row last
+        self._seen = np.empty(_FIRST_CAPACITY, np.int32)  # number of the last insertion per row
         self._insertions = 0
         self.evicted = 0
 
     def rescale(self, ratio: float, origin: np.ndarray) -> None:
-        """Stretch the map by `ratio`, away from the point `origin` (3,); all has been seen now."""
+        """Scale the map by `ratio` about the point `origin` (3,); all voxels count as seen now."""
         points = self.snapshot()
         for axis, center in zip('xyz', origin, strict=True):
             points[axis] = center + ratio * (points[axis] - center)
@@ -49,25 +49,25 @@ class MapStore:
         self.insert(points)
 
     def insert(self, points: np.ndarray) -> None:
-        """Add points (N,) POINT_DTYPE; those too far out to have a voxel are left out."""
+        """Add points (N,) POINT_DTYPE, except those too far away for a voxel key."""
         self._insertions += 1
         keys, points = self._best_per_voxel(points)
         if not len(keys):
             return
-        places = np.searchsorted(self._keys, keys)
-        known = places < len(self)
-        known[known] = self._keys[places[known]] == keys[known]
-        self._update(self._rows[places[known]], points[known])
-        self._add(places[~known], keys[~known], points[~known])
+        positions = np.searchsorted(self._keys, keys)
+        known = positions < len(self)
+        known[known] = self._keys[positions[known]] == keys[known]
+        self._update(self._rows[positions[known]], points[known])
+        self._add(positions[~known], keys[~known], points[~known])
         if len(self) > self._max_points:
             self._evict()
 
     def _best_per_voxel(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return sorted distinct voxel keys and the most confident point of each."""
+        """Return sorted unique voxel keys and the most confident point of each."""
         xyz = np.stack([points['x'], points['y'], points['z']], axis=1)
         cells = np.floor(xyz / self._voxel_size)
-        inside = (np.abs(cells) < _LIMIT).all(axis=1)
-        cells, points = cells[inside].astype(np.int64) + _LIMIT, points[inside]
+        inside = (np.abs(cells) < _MAX_CELL).all(axis=1)
+        cells, points = cells[inside].astype(np.int64) + _MAX_CELL, points[inside]
         keys = (cells[:, 0] << 2 * _BITS) | (cells[:, 1] << _BITS) | cells[:, 2]
         order = np.lexsort((-points['confidence'], keys))
         keys = keys[order]
@@ -80,15 +80,15 @@ class MapStore:
         better = points['confidence'] >= self._points['confidence'][rows]
         self._points[rows[better]] = points[better]
 
-    def _add(self, places: np.ndarray, keys: np.ndarray, points: np.ndarray) -> None:
+    def _add(self, positions: np.ndarray, keys: np.ndarray, points: np.ndarray) -> None:
         begin, end = len(self), len(self) + len(keys)
         if end > len(self._points):
             capacity = max(end, 2 * len(self._points))
             self._points = np.resize(self._points, capacity)
             self._seen = np.resize(self._seen, capacity)
         self._points[begin:end], self._seen[begin:end] = points, self._insertions
-        self._keys = np.insert(self._keys, places, keys)
-        self._rows = np.insert(self._rows, places, np.arange(begin, end, dtype=np.int32))
+        self._keys = np.insert(self._keys, positions, keys)
+        self._rows = np.insert(self._rows, positions, np.arange(begin, end, dtype=np.int32))
 
     def _evict(self) -> None:
         size, count = len(self), int(self._max_points * _KEPT_WHEN_FULL)

@@ -1,8 +1,8 @@
 """
-From one frame's depth to coloured points in the map, filtered and packed on the device.
+Convert the depth of a frame to coloured map points, filtered and packed on the device.
 
-A packed point is the 20-byte record POINT_DTYPE, which PointCloud2 messages and PCD files hold as
-it is, so that consumers copy bytes and nothing else.
+A packed point is a 20-byte record (POINT_DTYPE) with the layout of PointCloud2 messages and PCD
+files, so writing either only copies bytes.
 """
 
 from dataclasses import dataclass
@@ -24,18 +24,18 @@ POINT_DTYPE = np.dtype(
     ]
 )
 
-_MIN_DEPTH = 1e-8  # spec section 12: what counts as a valid depth
+_MIN_DEPTH = 1e-8  # of a valid depth, spec section 12
 
 
 @dataclass(frozen=True)
 class PointFilter:
-    """Choose which pixels of a frame become points of the map."""
+    """Select the pixels of a frame that become map points."""
 
-    min_confidence: float = 0.0  # absolute; the network's confidence is >= 1, so 0 keeps all
-    max_depth: float = 0.0  # map units, 0 = no limit
+    min_confidence: float = 0.0  # absolute; network confidence is >= 1, so 0 keeps all
+    max_depth: float = 0.0  # map units; 0 = no limit
     stride: int = 1  # take every n-th row and column
-    keep_percentile: float = 100.0  # percent of the frame's valid pixels, most confident first
-    edge_threshold: float = 0.0  # largest relative step to a neighbouring pixel, 0 = no limit
+    keep_percentile: float = 100.0  # percent of the valid pixels, most confident first
+    edge_threshold: float = 0.0  # maximum depth range around a pixel / its depth; 0 = no limit
 
     def __post_init__(self):
         if not self.min_confidence >= 0:
@@ -55,9 +55,9 @@ class PointFilter:
         """
         Return the kept points (N,) POINT_DTYPE in the map frame, in row-major pixel order.
 
-        Depth that is NaN, infinite or not positive never becomes a point, nor does a NaN
-        confidence. `keep_percentile` counts what the other conditions leave; pixels of equal
-        confidence are kept together or not at all. One copy leaves the device.
+        Pixels with NaN, infinite or non-positive depth, or NaN confidence, are always removed.
+        `keep_percentile` is applied last; pixels of equal confidence are all kept or all removed.
+        Copies from the device once.
         """
         s = self.stride
         depth, confidence = frame.depth[::s, ::s], frame.confidence[::s, ::s]
@@ -85,7 +85,7 @@ class PointFilter:
 
 
 def _edges(depth: torch.Tensor, threshold: float) -> torch.Tensor:
-    """Return (H, W) bool: the valid depths around a pixel differ by more than that part of its."""
+    """Return (H, W) bool: the range of valid depths in 3x3 pixels exceeds `threshold` * depth."""
     valid = torch.isfinite(depth) & (depth > _MIN_DEPTH)
 
     def largest(values: torch.Tensor) -> torch.Tensor:
@@ -96,30 +96,30 @@ def _edges(depth: torch.Tensor, threshold: float) -> torch.Tensor:
 
 
 def _least_of_best(confidence: torch.Tensor, percent: float) -> float | torch.Tensor:
-    """Return the least confidence among the best `percent` of (N,); infinite if there is none."""
+    """Return the lowest confidence of the best `percent` of (N,), or infinity if there is none."""
     count = math.ceil(len(confidence) * percent / 100)
     if count == 0:
         return torch.inf
-    # sorted, since kthvalue has no deterministic kernel on CUDA
+    # sort, since kthvalue has no deterministic CUDA kernel
     return confidence.sort().values[len(confidence) - count]
 
 
 def _strided(K: np.ndarray, stride: int) -> np.ndarray:
-    """Return the intrinsics of an image of which only every `stride`-th pixel is left."""
+    """Return the intrinsics of an image subsampled by `stride`."""
     K = K.copy()
     K[:2] /= stride
     return K
 
 
 def _to_map(depth: torch.Tensor, K: np.ndarray, T_map_cam: np.ndarray) -> torch.Tensor:
-    """Return map points (H, W, 3) float32 of a z-depth map (H, W)."""
+    """Unproject z-depth (H, W) to map points (H, W, 3) float32."""
     T = torch.as_tensor(T_map_cam, dtype=depth.dtype, device=depth.device)
     camera = unproject(depth, torch.as_tensor(K, dtype=depth.dtype, device=depth.device))
     return camera @ T[:3, :3].T + T[:3, 3]
 
 
 def _to_host(points: torch.Tensor) -> torch.Tensor:
-    """Return a copy in host memory, page-locked where that makes it faster."""
+    """Return a copy in host memory, page-locked if it comes from CUDA (faster)."""
     if points.device.type != 'cuda':
         return points
     copy = torch.empty(points.shape, dtype=points.dtype, pin_memory=True)
@@ -129,6 +129,6 @@ def _to_host(points: torch.Tensor) -> torch.Tensor:
 
 
 def _pack_rgb(rgb: torch.Tensor) -> torch.Tensor:
-    """Return 0x00RRGGBB int32 (...) of uint8 colours (..., 3)."""
+    """Pack uint8 colours (..., 3) to 0x00RRGGBB int32 (...)."""
     red, green, blue = rgb.to(torch.int32).unbind(-1)
     return red << 16 | green << 8 | blue

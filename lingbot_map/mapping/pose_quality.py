@@ -1,4 +1,4 @@
-"""How far a pose can be trusted: jumps between images, and the covariance of each."""
+"""Quality of poses: jumps between consecutive images, and a covariance for each pose."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -9,21 +9,23 @@ from lingbot_map.mapping.map_frame import MappedFrame
 import numpy as np
 import torch
 
-_SPEEDS = 30  # of the newest poses, from which the usual speed is taken
+# JumpWatch
+_SPEEDS = 30  # newest speeds, whose median is the usual speed
 _LEAST_SPEEDS = 5
-_SPEED_FACTOR = 8.0
-_DEPTH_PART = 0.5  # a shorter step than this part of the scene's depth is none to worry about
-_MAX_TURN_DEG = 60.0  # few cameras see the same things after that
-# A confidence c that is trained with the loss c * error - ALPHA * log(c) settles at
-# c = ALPHA / error: so ALPHA / c is the error of depth to expect, relative to the scene's depth.
+_SPEED_FACTOR = 8.0  # times the usual speed
+_MIN_STEP = 0.5  # of the scene's depth; shorter steps are never a jump
+_MAX_ROTATION_DEG = 60.0  # beyond it, few cameras still see the same scene
+# Covariance
+# Training minimizes c * error - ALPHA * log(c) over the confidence c, so c approaches
+# ALPHA / error, and ALPHA / c estimates the depth error relative to the scene's depth.
 ALPHA = 0.2
 UNKNOWN_VARIANCE = 1e6
-_MIN_DEPTH = 1e-8  # spec section 12: what counts as a valid depth
-_STRIDE = 4  # of the pixels that are looked at
+_MIN_DEPTH = 1e-8  # of a valid depth, spec section 12
+_STRIDE = 4  # between the pixels used
 
 
 class JumpWatch:
-    """Compares each pose of one map with the pose before; the unit of length is of no matter."""
+    """Compares each pose of a map with the previous one; works in any unit of length."""
 
     def __init__(self):
         self._previous: tuple[np.ndarray, int] | None = None
@@ -31,23 +33,23 @@ class JumpWatch:
 
     def see(self, T_map_cam: np.ndarray, stamp_ns: int, depth: float) -> str:
         """
-        Return what is wrong with the step to a pose (4, 4); '' if nothing is.
+        Return a text about a jump to the pose (4, 4), or '' if there is none.
 
-        `depth` is the scene's, NaN if not known; stamps increase.
+        `depth` is that of the scene, NaN if unknown. Stamps must increase.
         """
         previous, self._previous = self._previous, (T_map_cam, stamp_ns)
         if previous is None:
             return ''
         T_step = invert(previous[0]) @ T_map_cam
         step, seconds = float(np.linalg.norm(T_step[:3, 3])), (stamp_ns - previous[1]) / 1e9
-        turn_deg = np.degrees(np.arccos(np.clip((np.trace(T_step[:3, :3]) - 1) / 2, -1, 1)))
+        rotation_deg = np.degrees(np.arccos(np.clip((np.trace(T_step[:3, :3]) - 1) / 2, -1, 1)))
         is_too_fast = self._is_too_fast(step / seconds)
-        if turn_deg > _MAX_TURN_DEG:
-            return f'the pose turned by {turn_deg:.0f} degrees from one image to the next'
-        if is_too_fast and step > _DEPTH_PART * depth:
+        if rotation_deg > _MAX_ROTATION_DEG:
+            return f'the pose rotated by {rotation_deg:.0f} degrees from one image to the next'
+        if is_too_fast and step > _MIN_STEP * depth:
             return (
-                f'the pose jumped by {step / depth:.2g} times the depth of the scene from one '
-                'image to the next, far more than before'
+                f'the pose jumped by {step / depth:.2g} times the scene depth from one image to '
+                'the next, far more than before'
             )
         return ''
 
@@ -60,14 +62,14 @@ class JumpWatch:
 
 @dataclass(frozen=True)
 class Scene:
-    """What one image looks at; both are NaN when it has no valid depth."""
+    """Depth and confidence of one image; both are NaN if no depth is valid."""
 
     depth: float  # median over valid pixels, map units
     confidence: float  # mean over valid pixels
 
 
 def look_at(frame: MappedFrame) -> Scene:
-    """Return the scene of an image; one copy of two numbers leaves the device."""
+    """Return depth and confidence of an image; copies two numbers from the device, once."""
     depth = frame.depth[::_STRIDE, ::_STRIDE]
     confidence = frame.confidence[::_STRIDE, ::_STRIDE]
     valid = torch.isfinite(depth) & (depth > _MIN_DEPTH) & torch.isfinite(confidence)
@@ -83,9 +85,9 @@ def pose_covariance(scene: Scene) -> np.ndarray:
     Return the covariance (6, 6) of x y z [map unit] and the rotations about them [rad].
 
     With the relative error e = ALPHA / confidence, the standard deviation is e times the scene's
-    depth for positions and e for rotations, alike for all axes and uncorrelated. That orders
-    images by how far to trust them; it is not calibrated, and leaves out drift. Without a valid
-    depth nothing is known: 1e6.
+    depth for positions and e for rotations, equal for all axes and uncorrelated. It ranks images
+    by reliability; it is not calibrated and does not include drift. Without a valid depth all
+    variances are 1e6.
     """
     with np.errstate(all='ignore'):
         error = ALPHA / np.float64(scene.confidence)

@@ -1,8 +1,8 @@
 """
-Data sets as they are published: TUM RGB-D, EuRoC, KITTI odometry, 7-Scenes.
+Read data sets in their published layouts: TUM RGB-D, EuRoC, KITTI odometry, 7-Scenes.
 
-Stamps and true poses come with the pictures. The folder to name is the one of a sequence; for
-EuRoC and KITTI also that of one camera in it.
+They include stamps and ground-truth poses. The path is the folder of a sequence; for EuRoC and
+KITTI it may also be the folder of one camera of the sequence.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ _KITTI_CAMERAS = ('image_2', 'image_0', 'image_3', 'image_1')
 
 @dataclass(frozen=True)
 class Layout:
-    """What a data set says about its pictures."""
+    """Files, stamps and ground truth of one sequence."""
 
     files: list[Path]
     stamps_ns: list[int]
@@ -36,7 +36,7 @@ class Layout:
 
 
 class DatasetSource(FileSource):
-    """Read the pictures of a data set; `truth()` returns the camera's true poses or None."""
+    """Read the images of a data set; `truth()` returns the camera's true poses or None."""
 
     def __init__(self, path: Path, layout: Layout):
         _check(path, layout)
@@ -50,15 +50,15 @@ class DatasetSource(FileSource):
 
 def open_dataset(path: Path, fps: float = 0.0) -> DatasetSource | None:
     """
-    Return the sequence in the folder `path`, or None if it has none of the known layouts.
+    Return the sequence in the folder `path`, or None if the layout is unknown.
 
-    `fps` is for layouts without stamps. Raises SourceError for what is missing or wrong.
+    `fps` [Hz] is for layouts without stamps. Raises SourceError if files are missing or invalid.
     """
     for read_layout in (_tum, _euroc, _kitti):
         layout = read_layout(path)
         if layout is not None:
             if fps:
-                raise SourceError(f"'{path}' has stamps of its own: leave fps out")
+                raise SourceError(f"'{path}' has stamps of its own: remove fps")
             return DatasetSource(path, layout)
     layout = _seven_scenes(path, fps or SEVEN_SCENES_FPS)
     return None if layout is None else DatasetSource(path, layout)
@@ -73,18 +73,18 @@ def _check(path: Path, layout: Layout) -> None:
         )
     missing = next((file for file in layout.files if not file.is_file()), None)
     if missing is not None:
-        raise SourceError(f"'{path}' lists '{missing}', which is not there")
+        raise SourceError(f"'{path}' lists '{missing}', which does not exist")
     for before, after in pairwise(layout.stamps_ns):
         if after <= before:
             raise SourceError(
-                f"'{path}' has stamps that do not increase: after {before * 1e-9:.6f} s comes "
+                f"'{path}' has stamps that do not increase: {before * 1e-9:.6f} s is followed by "
                 f'{after * 1e-9:.6f} s'
             )
     for stamp_ns in (layout.stamps_ns[0], layout.stamps_ns[-1]):
         if not 0 <= stamp_ns < END_NS:
             raise SourceError(
-                f"'{path}' has an image at {stamp_ns * 1e-9:.3g} s: stamps are in seconds from 0 "
-                'on, those of EuRoC in nanoseconds'
+                f"'{path}' has an image at {stamp_ns * 1e-9:.3g} s: stamps are in seconds (EuRoC: "
+                'nanoseconds) and not negative'
             )
 
 
@@ -113,18 +113,18 @@ def _euroc(path: Path) -> Layout | None:
     return Layout(
         [camera / 'data' / row[-1] for row in rows],
         stamps_ns,
-        lambda: read().moved_to(_euroc_mount(camera / 'sensor.yaml')),
+        lambda: read().moved_to(_euroc_extrinsics(camera / 'sensor.yaml')),
     )
 
 
-def _euroc_mount(path: Path) -> np.ndarray:
-    """Return T_body_cam (4, 4)."""
+def _euroc_extrinsics(path: Path) -> np.ndarray:
+    """Return the extrinsics T_body_cam (4, 4) from sensor.yaml."""
     try:
         T = np.array(yaml.safe_load(path.read_text())['T_BS']['data'], float).reshape(4, 4)
     except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError):
         T = np.zeros((4, 4))
     if not are_poses(T[None]).all():
-        raise SourceError(f"'{path}' does not tell where the camera is (T_BS)")
+        raise SourceError(f"'{path}' has no valid camera extrinsics T_BS")
     return T
 
 
@@ -141,19 +141,19 @@ def _kitti(path: Path) -> Layout | None:
     files = image_files(sequence / camera)
     if read is None:
         return Layout(files, stamps_ns, None)
-    return Layout(files, stamps_ns, lambda: read().moved_to(_kitti_mount(sequence, camera)))
+    return Layout(files, stamps_ns, lambda: read().moved_to(_kitti_extrinsics(sequence, camera)))
 
 
-def _kitti_mount(sequence: Path, camera: str) -> np.ndarray:
-    """Return where a rectified camera is in the frame of camera 0, which the poses refer to."""
+def _kitti_extrinsics(sequence: Path, camera: str) -> np.ndarray:
+    """Return T_cam0_cam (4, 4) of a rectified camera; the poses are those of camera 0."""
     T_cam0_cam = np.eye(4)
     number = camera.removeprefix('image_')
     calibration = sequence / 'calib.txt'
     if not calibration.is_file():
         if number != '0':
             raise SourceError(
-                f"'{calibration}' is missing: it tells where {camera} is, the poses are those "
-                'of image_0'
+                f"'{calibration}' is missing: it has the extrinsics of {camera}, the poses are "
+                'those of image_0'
             )
         return T_cam0_cam
     for row in read_table(calibration):
@@ -163,7 +163,7 @@ def _kitti_mount(sequence: Path, camera: str) -> np.ndarray:
                 T_cam0_cam[:3, 3] = -np.linalg.solve(P[:, :3], P[:, 3])
                 return T_cam0_cam
     raise SourceError(
-        f"'{calibration}' has no line P{number} of twelve numbers that are those of a camera"
+        f"'{calibration}' has no line P{number} with the twelve numbers of a projection matrix"
     )
 
 
@@ -189,7 +189,7 @@ def _seven_scenes_pose(path: Path) -> np.ndarray:
     except (OSError, ValueError):
         T = np.zeros((4, 4))
     if not are_poses(T[None]).all():
-        raise SourceError(f"'{path}' does not hold a pose of four by four numbers")
+        raise SourceError(f"'{path}' does not contain a 4x4 pose matrix")
     return T
 
 
@@ -205,4 +205,4 @@ def _number(path: Path, text: str, convert: Callable[[str], float]) -> float:
     try:
         return convert(text)
     except (ValueError, OverflowError):
-        raise SourceError(f"'{path}' holds '{text}' where a number should be") from None
+        raise SourceError(f"'{path}' has '{text}' instead of a number") from None

@@ -1,4 +1,4 @@
-"""Open anything recorded: the pictures at a path, and the true poses that belong to them."""
+"""Open any recording: its images, and the ground-truth poses that belong to them."""
 
 from collections.abc import Sequence
 import os
@@ -18,16 +18,16 @@ from lingbot_map.recordings.source import (
 )
 
 NO_TRUTH = 'none'
-_LEAST_FPS, _MOST_FPS = 1e-3, 1e3  # beyond them stamps leave the range of ROS, or coincide
+_LEAST_FPS, _MOST_FPS = 1e-3, 1e3  # beyond these, stamps exceed the ROS range or coincide
 
 
 def open_source(path: str | os.PathLike, image_topic: str = '', fps: float = 0.0) -> Source:
     """
-    Return the source at `path`, checked as far as that goes without decoding everything.
+    Return the source at `path`, checked as far as possible without decoding all images.
 
-    `image_topic` chooses among the topics of a bag; '' takes the only one. `fps` is the rate [Hz]
-    of an image folder's stamps, or how many frames per second to take of a video; 0 means 10 Hz
-    and every frame. Raises SourceError.
+    `image_topic`: topic of a bag; '' means its only image topic. `fps`: stamp rate [Hz] of an
+    image folder (0: 10 Hz), or frames per second to take from a video (0: every frame). Raises
+    SourceError.
     """
     path = Path(path)
     try:
@@ -45,11 +45,10 @@ def _open_source(path: Path, image_topic: str, fps: float) -> Source:
         raise SourceError(f'fps is {fps}: set it to {_LEAST_FPS:g} to {_MOST_FPS:g} Hz')
     if is_bag(path):
         if fps:
-            raise SourceError(f"'{path}' is a bag with stamps of its own: leave fps out")
-
+            raise SourceError(f"'{path}' is a bag with stamps of its own: remove fps")
         return BagSource(path, image_topic)
     if image_topic:
-        raise SourceError(f"'{path}' is not a bag: leave the image topic '{image_topic}' out")
+        raise SourceError(f"'{path}' is not a bag: remove the image topic '{image_topic}'")
     if path.is_dir():
         return open_dataset(path, fps) or folder_source(path, fps or DEFAULT_FPS)
     if path.suffix.lower() in IMAGE_SUFFIXES:
@@ -61,10 +60,11 @@ def find_truth(
     path: Path, source: Source, wanted: str = '', frame: str = '', stamps_ns: Sequence[int] = ()
 ) -> PoseTrack | None:
     """
-    Return the true poses that `wanted` names: a file, a topic of the bag at `path`, or none.
+    Return the ground-truth poses named by `wanted`: a file, a topic of the bag, or 'none'.
 
-    '' takes those that come with the recording, if any. `stamps_ns` of all images belong to the
-    lines of a KITTI file; without them they are read from the source. Raises SourceError.
+    '' means the ground truth in the recording itself, if any. A KITTI file has one line per image
+    and no stamps: `stamps_ns` gives the stamps of all images, else they are read from the source.
+    Raises SourceError.
     """
     if wanted == NO_TRUTH:
         return None

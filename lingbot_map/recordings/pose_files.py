@@ -1,8 +1,8 @@
 """
-Where the camera truly was: stamped poses from topics of a bag, from files, from a data set.
+Ground-truth poses: stamped tracks, and the TUM, KITTI and EuRoC files that hold them.
 
-Poses are body-to-world. Files: TUM (stamp x y z qx qy qz qw, seconds), KITTI (twelve numbers a
-line, one line per image) and EuRoC (commas; stamp in nanoseconds, x y z qw qx qy qz).
+Poses are body-to-world. TUM: stamp [s] x y z qx qy qz qw. KITTI: twelve numbers per line, one
+line per image. EuRoC: comma-separated stamp [ns], x, y, z, qw, qx, qy, qz.
 """
 
 from collections.abc import Sequence
@@ -14,19 +14,19 @@ from lingbot_map.recordings.source import SourceError
 import numpy as np
 import torch
 
-END_NS = 2**31 * 10**9  # stamps of ROS end there, in 2038
-_FARTHEST = 1e9  # metres from the origin: larger numbers are no positions
-_SKEW = 0.1  # of the columns of a rotation, which files round
+END_NS = 2**31 * 10**9  # end of ROS stamps, in 2038
+_MAX_COORDINATE = 1e9  # [m]; anything larger is not a position
+_MAX_SKEW = 0.1  # of R @ R.T from identity; files round their numbers
 
 
 @dataclass(frozen=True)
 class PoseTrack:
-    """Stamped poses of one body, ascending in time; SourceError for numbers that are no pose."""
+    """Stamped poses of one body, ascending in time; raises SourceError for an invalid pose."""
 
     name: str  # topic or file
     stamps_ns: np.ndarray  # (N,) int64
     T: np.ndarray  # (N, 4, 4) float64, body to world
-    body: str = ''  # frame id of the body, where it is known
+    body: str = ''  # frame id of the body, '' if unknown
 
     def __post_init__(self):
         wrong = np.flatnonzero(~are_poses(self.T))
@@ -34,7 +34,7 @@ class PoseTrack:
             raise _no_pose(self.name, self.stamps_ns[wrong[0]], self.T[wrong[0], :3].ravel())
 
     def moved_to(self, T_body_cam: np.ndarray) -> 'PoseTrack':
-        """Return the poses of a camera that is mounted on the body at `T_body_cam` (4, 4)."""
+        """Return the poses of a camera with the extrinsics `T_body_cam` (4, 4)."""
         return replace(self, T=self.T @ T_body_cam)
 
     def shifted(self, offset_ns: int) -> 'PoseTrack':
@@ -44,18 +44,18 @@ class PoseTrack:
 
 def pose_track(name: str, rows: Sequence[tuple], body: str = '') -> PoseTrack:
     """
-    Return the track of rows (stamp [ns], x, y, z, qx, qy, qz, qw) in any order.
+    Return a track from rows (stamp [ns], x, y, z, qx, qy, qz, qw) in any order.
 
-    Raises SourceError for none, and for numbers that are no pose.
+    Raises SourceError if there are no rows or a row is not a pose.
     """
     if not len(rows):
-        raise SourceError(f"'{name}' holds no poses")
+        raise SourceError(f"'{name}' has no poses")
     rows = sorted(rows, key=lambda row: row[0])
     for stamp_ns in (rows[0][0], rows[-1][0]):
         if abs(stamp_ns) >= END_NS:
             raise SourceError(
-                f"'{name}' has a pose at {stamp_ns * 1e-9:.3g} s: stamps are in seconds, those of "
-                'EuRoC in nanoseconds'
+                f"'{name}' has a pose at {stamp_ns * 1e-9:.3g} s: stamps are in seconds (EuRoC: "
+                'nanoseconds)'
             )
     values = torch.tensor([row[1:] for row in rows], dtype=torch.float64)
     lengths = values[:, 3:].norm(dim=1)
@@ -68,30 +68,29 @@ def pose_track(name: str, rows: Sequence[tuple], body: str = '') -> PoseTrack:
 
 
 def are_poses(T: np.ndarray) -> np.ndarray:
-    """Tell which of `T` (N, 4, 4) are rotations and positions that can be, (N,) bool."""
+    """Return (N,) bool: which of `T` (N, 4, 4) are valid poses."""
     R, position = T[:, :3, :3], T[:, :3, 3]
     with np.errstate(all='ignore'):
         skew = np.abs(R @ np.swapaxes(R, 1, 2) - np.eye(3)).max(axis=(1, 2))
-        near = np.abs(position).max(axis=1) < _FARTHEST
-        return near & (skew < _SKEW) & (np.linalg.det(R) > 0)
+        near = np.abs(position).max(axis=1) < _MAX_COORDINATE
+        return near & (skew < _MAX_SKEW) & (np.linalg.det(R) > 0)
 
 
 def _no_pose(name: str, stamp_ns: int, numbers: Sequence[float]) -> SourceError:
     shown = ' '.join(f'{number:g}' for number in numbers)
     return SourceError(
-        f"'{name}' has no pose at {stamp_ns * 1e-9:.3f} s but the numbers {shown}: take out what "
-        'is no pose'
+        f"'{name}' has an invalid pose at {stamp_ns * 1e-9:.3f} s ({shown}): remove invalid poses"
     )
 
 
 def read_truth_file(path: Path, image_stamps_ns: Sequence[int]) -> PoseTrack:
-    """Return the poses of a TUM, KITTI or EuRoC file; raise SourceError if it is none of them."""
+    """Return the poses of a TUM, KITTI or EuRoC file; raise SourceError for any other file."""
     rows, has_commas = _fields(path)
     if not rows:
-        raise SourceError(f"'{path}' holds no poses")
+        raise SourceError(f"'{path}' has no poses")
     columns = {len(row) for row in rows}
     try:
-        # The trackers of EuRoC (vicon0, mocap0) leave out what follows the quaternion.
+        # EuRoC tracker files (vicon0, mocap0) end after the quaternion: 8 columns, as in TUM.
         if has_commas and columns == {8} and abs(to_nanoseconds(rows[0][0])) >= END_NS:
             return _euroc_track(path, rows)
         if columns == {8}:
@@ -105,20 +104,20 @@ def read_truth_file(path: Path, image_stamps_ns: Sequence[int]) -> PoseTrack:
     except SourceError:
         raise
     except (ValueError, OverflowError) as error:
-        raise SourceError(f"'{path}' is not a file of poses: {error}") from None
+        raise SourceError(f"'{path}' is not a pose file: {error}") from None
     raise SourceError(
-        f"'{path}' is not a file of poses: its lines need 8 numbers (TUM), 12 (KITTI) or the "
-        'commas of EuRoC'
+        f"'{path}' is not a pose file: lines need 8 numbers (TUM), 12 numbers (KITTI) or "
+        'comma-separated fields (EuRoC)'
     )
 
 
 def read_table(path: Path) -> list[list[str]]:
-    """Return the fields of all lines that hold data; separated by commas if there are any."""
+    """Return the fields of all data lines, split at commas if the file has any, else at spaces."""
     return _fields(path)[0]
 
 
 def _fields(path: Path) -> tuple[list[list[str]], bool]:
-    """Return the fields of all lines that hold data, and whether commas separate them."""
+    """Return the fields of all data lines, and whether commas separate them."""
     try:
         text = path.read_text(encoding='utf-8-sig')
     except (OSError, UnicodeDecodeError) as error:
@@ -131,7 +130,7 @@ def _fields(path: Path) -> tuple[list[list[str]], bool]:
 
 
 def to_nanoseconds(seconds: str) -> int:
-    """Return decimal seconds exactly; a float would keep only microseconds of today's stamps."""
+    """Convert decimal seconds exactly; a float keeps only microseconds of today's stamps."""
     whole, _, fraction = seconds.partition('.')
     if not (whole.isdecimal() and (fraction.isdecimal() or not fraction)):
         return round(float(seconds) * 1e9)
@@ -147,7 +146,7 @@ def _kitti_track(path: Path, rows: list[list[float]], stamps_ns: Sequence[int]) 
     if len(rows) != len(stamps_ns):
         raise SourceError(
             f"'{path}' has {len(rows)} poses for {len(stamps_ns)} images: KITTI files have no "
-            'stamps, so there must be one line per image'
+            'stamps, so they need one line per image'
         )
     T = np.tile(np.eye(4), (len(rows), 1, 1))
     T[:, :3] = np.reshape(rows, (-1, 3, 4))

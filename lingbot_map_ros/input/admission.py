@@ -12,9 +12,9 @@ from lingbot_map_ros.parameters import NodeParams
 from std_msgs.msg import Header
 
 _NS = 1e9
-_PERIODS = 20  # from which the expected period is taken
+_PERIODS = 20  # newest periods, whose median is the expected period
 _LEAST_PERIODS = 5
-_GAP_FACTOR = 2.5  # a single lost image is not reported
+_GAP_FACTOR = 2.5  # times the expected period; a single lost image is not reported
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Admission:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The stamp of an admitted image, and by how much time jumped back before it (0: not)."""
+    """The stamp of an admitted image, and how far time jumped back before it (0: no jump)."""
 
     stamp_ns: int
     jump_s: float = 0.0
@@ -82,10 +82,10 @@ class Verdict:
 
 class StampGate:
     """
-    Lets stamps pass that are newer than all before, and finds jumps back in time.
+    Admits stamps that are newer than all previous ones, and detects jumps back in time.
 
     `threshold_s`, `on_jump` and `zero_stamp` are the parameters time_jump_threshold, on_time_jump
-    and zero_stamp. Used by one thread at a time.
+    and zero_stamp. Not thread-safe.
     """
 
     def __init__(self, threshold_s: float, on_jump: str, zero_stamp: str):
@@ -100,9 +100,9 @@ class StampGate:
 
     def judge(self, stamp_ns: int, now_ns: int) -> Verdict:
         """
-        Admit an image stamped `stamp_ns` at node time `now_ns`, or raise Dropped.
+        Admit an image with stamp `stamp_ns` at node time `now_ns`, or raise Dropped.
 
-        After a jump the caller starts a new map.
+        After a jump (`jump_s` > 0) the caller must start a new map.
         """
         if stamp_ns <= 0:
             return self._judge_arrival(now_ns)
@@ -114,20 +114,18 @@ class StampGate:
         if self._zero_stamp == 'reject':
             raise Dropped(
                 ZERO_STAMP,
-                'it carries no stamp: have the camera driver set one, or '
+                'it has no stamp: make the camera driver set one, or '
                 "set the parameter 'zero_stamp' to 'arrival'",
             )
         if self._newest_ns is not None and not self._stamped_here:
             raise Dropped(
                 ZERO_STAMP,
-                'it carries no stamp although images before it did: clocks '
-                'are never mixed within a map',
+                'it has no stamp although previous images had one: a map never mixes clocks',
             )
         if now_ns <= 0:
             raise Dropped(
                 ZERO_STAMP,
-                'it carries no stamp and simulated time has not begun: '
-                'is anything publishing /clock?',
+                'it has no stamp and simulated time has not started: is /clock published?',
             )
         verdict = self._judge_order(now_ns)
         self._stamped_here = True
@@ -139,7 +137,7 @@ class StampGate:
             return Verdict(stamp_ns)
         advance_ns = stamp_ns - self._newest_ns
         if advance_ns == 0:
-            raise Dropped(REPEATED, f'stamp {stamp_ns / _NS:.9f} came before')
+            raise Dropped(REPEATED, f'stamp {stamp_ns / _NS:.9f} is repeated')
         if advance_ns < -self._threshold_ns and self._on_jump == 'reset':
             return self._jump(stamp_ns, -advance_ns)
         if advance_ns < 0:
@@ -160,14 +158,14 @@ class StampGate:
         return Verdict(stamp_ns, back_ns / _NS)
 
     def _from_before_jump(self, stamp_ns: int, advance_ns: int) -> bool:
-        """Tell a straggler of the old pass from an image of the new one."""
+        """Return whether a stamp belongs to a late image from before the jump."""
         recent = time.monotonic() - self._jumped_at_s < self._threshold_s
         near_end = 0 <= self._before_jump_ns - stamp_ns <= self._threshold_ns
         return recent and near_end and advance_ns > self._threshold_ns
 
 
 class GapWatch:
-    """Finds gaps in a stream of stamps: periods much longer than those before."""
+    """Detects gaps in a stream of stamps: periods much longer than the usual one."""
 
     def __init__(self):
         self._newest_ns: int | None = None
@@ -179,7 +177,7 @@ class GapWatch:
         self._periods_s.clear()
 
     def see(self, stamp_ns: int) -> str:
-        """Return what is missing before this stamp; '' if nothing is."""
+        """Return a text about the gap before this stamp, or '' if there is none."""
         newest_ns, self._newest_ns = self._newest_ns, stamp_ns
         if newest_ns is None:
             return ''
@@ -191,5 +189,5 @@ class GapWatch:
             return ''
         return (
             f'no image for {period_s:.3f} s where one every {expected_s:.3f} s is expected: the '
-            'camera paused, or images get lost on the way here'
+            'camera paused, or images were lost in transport'
         )

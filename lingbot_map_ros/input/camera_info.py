@@ -1,4 +1,4 @@
-"""What camera_info says, from the thread that hears it to the worker, one map at a time."""
+"""Receive camera_info, and hand it to the worker for one map at a time."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import CameraInfo
 
 TOPIC = 'camera_info'
-_SAY_AGAIN_S = 30.0  # of a camera whose calibration changes all the time
+_WARN_PERIOD_S = 30.0  # for a camera whose calibration changes all the time
 
 
 class CameraInfoStore:
     """
-    Keeps the newest camera_info; a map uses the one that is there when it begins.
+    Keeps the newest camera_info; each map uses the one present when it starts. Thread-safe.
 
-    It may come once, late, never, or at any rate. `is_expected()` tells whether the first image
-    shall wait for it, `timeout_s` at most.
+    camera_info may come once, late, never, or at any rate. If `is_expected()`, the first image
+    waits for it, at most `timeout_s`.
     """
 
     def __init__(self, topic: str, is_expected: Callable[[], bool], timeout_s: float, logger):
@@ -29,29 +29,30 @@ class CameraInfoStore:
         self._changed = threading.Condition()
         self._newest: CameraInfo | None = None
         self._newest_calibration: tuple | None = None
-        self._in_use: tuple | None = ()  # the present map's calibration; () before the first
+        self._in_use: tuple | None = ()  # calibration of the current map; () before the first map
         self._deadline_s: float | None = None
 
-    def hear(self, message: CameraInfo) -> None:
-        heard = calibration(message)
+    def receive(self, message: CameraInfo) -> None:
+        """Store a message; warn if its calibration differs from that of the current map."""
+        new_calibration = calibration(message)
         with self._changed:
-            is_new = heard != self._newest_calibration
-            self._newest, self._newest_calibration = message, heard
+            is_new = new_calibration != self._newest_calibration
+            self._newest, self._newest_calibration = message, new_calibration
             self._changed.notify()
-        if is_new and self.has_news:
+        if is_new and self.has_changed:
             self._logger.warning(
-                'camera_info has changed, or came after the first image: it is used from the next '
-                'map on, call ~/reset to begin one',
-                throttle_duration_sec=_SAY_AGAIN_S,
+                'camera_info has changed, or came after the first image: the next map will use '
+                'it; call ~/reset to start one',
+                throttle_duration_sec=_WARN_PERIOD_S,
             )
 
     @property
-    def has_news(self) -> bool:
-        """Tell whether the next map will use another camera_info than the present one."""
+    def has_changed(self) -> bool:
+        """Whether the next map will use another calibration than the current one."""
         return self._in_use not in ((), self._newest_calibration)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s`; tell whether the first image need not wait any longer."""
+        """Wait up to `timeout_s` for camera_info; return whether the first image can be used."""
         with self._changed:
             if self._newest is not None or not self._is_expected():
                 return True
@@ -61,8 +62,8 @@ class CameraInfoStore:
             self._changed.wait_for(lambda: self._newest is not None, min(left_s, timeout_s))
             return self._newest is not None or time.monotonic() >= self._deadline_s
 
-    def begin(self) -> CameraInfo | None:
-        """Return what the map that begins now shall use."""
+    def for_new_map(self) -> CameraInfo | None:
+        """Return the newest message, for the map that starts now; None if none has come."""
         with self._changed:
             self._in_use = self._newest_calibration
             return self._newest
@@ -70,10 +71,11 @@ class CameraInfoStore:
 
 class CameraInfoSubscription:
     """
-    Hears publishers of every kind.
+    Subscribes to camera_info of publishers with any QoS.
 
-    One that sends its message once and keeps it (transient local) needs a subscription that asks
-    for it. That one is made when there is such a publisher: the others would warn of it.
+    The kept message of a transient-local publisher is only sent to a transient-local subscription.
+    That second subscription is created when there is such a publisher, since volatile publishers
+    would warn of incompatible QoS.
     """
 
     def __init__(self, node, store: CameraInfoStore):
@@ -96,7 +98,7 @@ class CameraInfoSubscription:
             self._node.create_subscription(
                 CameraInfo,
                 TOPIC,
-                self._store.hear,
+                self._store.receive,
                 profile,
                 callback_group=self._group,
                 event_callbacks=SubscriptionEventCallbacks(use_default_callbacks=False, **events),
@@ -105,15 +107,15 @@ class CameraInfoSubscription:
 
     def _on_matched(self, _event) -> None:
         publishers = self._node.get_publishers_info_by_topic(self._store.topic)
-        kept = DurabilityPolicy.TRANSIENT_LOCAL
+        transient_local = DurabilityPolicy.TRANSIENT_LOCAL
         with self._lock:
-            first = len(self._subscriptions) == 1 and not self._closed
-            if first and any(p.qos_profile.durability == kept for p in publishers):
-                self._subscribe(QoSProfile(depth=1, durability=kept))
+            is_missing = len(self._subscriptions) == 1 and not self._closed
+            if is_missing and any(p.qos_profile.durability == transient_local for p in publishers):
+                self._subscribe(QoSProfile(depth=1, durability=transient_local))
 
 
 def calibration(message: CameraInfo | None) -> tuple | None:
-    """Return what identifies a calibration: all but the header."""
+    """Return a comparable value of the whole calibration, without the header."""
     if message is None:
         return None
     roi = message.roi

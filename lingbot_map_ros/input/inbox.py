@@ -1,4 +1,4 @@
-"""Where images wait for the worker: the newest one only, or a bounded first-in first-out queue."""
+"""Queues for the worker: images (newest only, or a bounded FIFO) and flush requests."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _STOPPING = 'the node is stopping'
 
 class Inbox:
     """
-    Holds up to `capacity` frames; safe to use from any thread.
+    Queue of at most `capacity` frames. Thread-safe.
 
-    When it is full, `newest_wins` decides who gives way: the oldest frame, or the new one.
+    If it is full, `put` drops the oldest frame (`newest_wins`) or else the new one.
     """
 
     def __init__(self, capacity: int, newest_wins: bool):
@@ -27,16 +27,16 @@ class Inbox:
         self._woken = False
 
     def put(self, frame: Frame) -> Frame | None:
-        """Add a frame; return the frame that had to give way, if any."""
+        """Add a frame; return the dropped frame, if any."""
         with self._changed:
-            loser = None
+            dropped = None
             if len(self._frames) >= self._capacity:
                 if not self._newest_wins:
                     return frame
-                loser = self._frames.popleft()
+                dropped = self._frames.popleft()
             self._frames.append(frame)
             self._changed.notify()
-            return loser
+            return dropped
 
     def pop(self) -> Frame | None:
         with self._changed:
@@ -50,13 +50,13 @@ class Inbox:
             return frames
 
     def wake(self) -> None:
-        """End the present or the next `wait` at once."""
+        """Make the current or the next `wait` return at once."""
         with self._changed:
             self._woken = True
             self._changed.notify()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until there is a frame, `wake` is called, or `timeout_s` has passed."""
+        """Wait for a frame, a `wake` call or the timeout."""
         with self._changed:
             self._changed.wait_for(lambda: self._frames or self._woken, timeout_s)
             self._woken = False
@@ -67,18 +67,20 @@ class Inbox:
 
 
 class FlushRequests:
-    """A queue of futures, of which the worker has at most one in hand."""
+    """Queue of flush requests (futures); the worker handles one at a time."""
 
     def __init__(self):
-        self._waiting: deque[tuple[float, Future]] = deque()  # when asked for, by time.monotonic()
-        self._in_hand: Future | None = None
+        self._waiting: deque[tuple[float, Future]] = (
+            deque()
+        )  # (time.monotonic() of the request, result)
+        self._current: Future | None = None
         self._closed = False
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def ask(self) -> Future:
-        """Return a future that will hold how many frames the flush brought, or an error."""
+        """Add a request; its future gets the number of frames from the flush, or an error."""
         done = Future()
         self._waiting.append((time.monotonic(), done))
         if self._closed:
@@ -86,26 +88,26 @@ class FlushRequests:
         return done
 
     def are_due(self, newest_s: float) -> bool:
-        """Tell whether all images are done that came before a request, the last at `newest_s`."""
+        """Return whether a request is older than `newest_s`: all images before it are done."""
         return bool(self._waiting) and self._waiting[0][0] < newest_s
 
     def take(self) -> None:
-        """Take the oldest request in hand."""
-        _, self._in_hand = self._waiting.popleft()
+        """Make the oldest request the current one."""
+        _, self._current = self._waiting.popleft()
 
     def answer(self, frames: int) -> None:
-        """Answer the request in hand."""
-        self._in_hand.set_result(frames)
-        self._in_hand = None
+        """Set the result of the current request: the number of frames."""
+        self._current.set_result(frames)
+        self._current = None
 
     def fail(self, error: Exception) -> None:
-        """Answer the request in hand with an error, if there is one."""
-        if self._in_hand is not None:
-            self._in_hand.set_exception(error)
-            self._in_hand = None
+        """Set an error on the current request, if there is one."""
+        if self._current is not None:
+            self._current.set_exception(error)
+            self._current = None
 
     def close(self) -> None:
-        """Refuse all requests, those to come as well."""
+        """Fail all present and future requests."""
         self._closed = True
         self.fail(RuntimeError(_STOPPING))
         self._refuse()
@@ -114,6 +116,6 @@ class FlushRequests:
         while True:
             try:
                 _, done = self._waiting.popleft()
-            except IndexError:  # not asked for before: `ask` may do this at the same time
+            except IndexError:  # no check before popleft: `ask` may run this at the same time
                 return
             done.set_exception(RuntimeError(_STOPPING))

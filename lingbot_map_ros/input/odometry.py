@@ -1,4 +1,4 @@
-"""Where the robot was, by its own odometry."""
+"""Receive the robot's odometry, and interpolate its pose at a time."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rclpy.qos_overriding_options import QoSOverridingOptions
 TOPIC = 'odom'
 _DEPTH = 50
 _KEPT_NS = 60_000_000_000
-_JUMP_NS = 1_000_000_000  # stamps that go back by more are of another pass
-_ANYWHERE = 1e12  # m; no robot is further away
-_MAX_GAP_NS = 500_000_000  # between two messages that are interpolated
+_JUMP_NS = 1_000_000_000  # stamps that go back by more start a new run (bag restarted)
+_MAX_COORDINATE = 1e12  # [m]; anything larger is not a position
+_MAX_GAP_NS = 500_000_000  # between two messages for interpolation
 
 
 class OdometryInput:
-    """Keeps what came on `odom` in the last minute; usable from any thread."""
+    """Keeps the odometry of the last minute. Thread-safe."""
 
     def __init__(self, node):
         self._node = node
@@ -33,7 +33,7 @@ class OdometryInput:
         self._subscription = node.create_subscription(
             Odometry,
             TOPIC,
-            self.hear,
+            self.receive,
             QoSProfile(depth=_DEPTH, reliability=ReliabilityPolicy.BEST_EFFORT),
             callback_group=MutuallyExclusiveCallbackGroup(),
             qos_overriding_options=QoSOverridingOptions.with_default_policies(),
@@ -45,20 +45,21 @@ class OdometryInput:
 
     @property
     def newest_ns(self) -> int:
-        """Return the stamp of the newest message; 0: none has come."""
+        """Stamp of the newest message [ns]; 0 if there is none."""
         with self._lock:
             return self._stamps_ns[-1] if self._stamps_ns else 0
 
-    def hear(self, message: Odometry) -> None:
+    def receive(self, message: Odometry) -> None:
         """
-        Take a message, unless it is a little older than one before, or holds no pose.
+        Store a message with a valid pose.
 
-        After one that is much older, a new pass has begun.
+        A message that is at most 1 s older than the newest is ignored; an older one means that
+        time has jumped back, and clears the previous messages.
         """
         stamp_ns = to_ns(message.header.stamp)
         p, q = message.pose.pose.position, message.pose.pose.orientation
         row = np.array([p.x, p.y, p.z, q.x, q.y, q.z, q.w])
-        if not np.abs(row).max() < _ANYWHERE or not row[3:].any():  # also false for NaN
+        if not np.abs(row).max() < _MAX_COORDINATE or not row[3:].any():  # also false for NaN
             return
         with self._lock:
             if self._stamps_ns and stamp_ns <= self._stamps_ns[-1]:
@@ -69,11 +70,11 @@ class OdometryInput:
             self._stamps_ns.append(stamp_ns)
             self._rows.append(row)
             outdated = bisect_left(self._stamps_ns, stamp_ns - _KEPT_NS)
-            if outdated > len(self._rows) // 2:  # seldom: it moves all that stay
+            if outdated > len(self._rows) // 2:  # rarely, since it moves the rest
                 del self._stamps_ns[:outdated], self._rows[:outdated]
 
     def at(self, stamp_ns: int) -> np.ndarray | None:
-        """Return T_odom_base (4, 4) at a time between two messages, or None."""
+        """Interpolate T_odom_base (4, 4); None outside of the messages or in a gap over 0.5 s."""
         with self._lock:
             i = bisect_left(self._stamps_ns, stamp_ns)
             if i == len(self._stamps_ns) or (i == 0 and self._stamps_ns[0] != stamp_ns):

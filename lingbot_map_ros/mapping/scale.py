@@ -101,7 +101,7 @@ class ScaleEstimator:
     def _mount(self) -> np.ndarray | None:
         base = self._odometry.child_frame or self._params.base_frame
         try:
-            return self._tree.mount(base, self._camera)
+            return self._tree.extrinsics(base, self._camera)
         except NoTransform:
             return None
 

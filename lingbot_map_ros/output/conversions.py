@@ -1,4 +1,4 @@
-"""ROS messages to arrays and back; nothing here knows of topics, threads or the network."""
+"""Convert poses, points and images to ROS messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def odometry(header: Header, child_frame_id: str, pose: Pose, covariance: np.nda
     """
     Return the pose with its covariance (6, 6) as odometry.
 
-    The twist is not estimated, its variances say so.
+    The twist is not estimated: its variances are UNKNOWN_VARIANCE.
     """
     message = Odometry(header=header, child_frame_id=child_frame_id)
     message.pose.pose = pose_message(pose)
@@ -64,13 +64,13 @@ def cloud(header: Header, points: np.ndarray) -> PointCloud2:
         row_step=points.nbytes,
     )
     message.fields = [
-        # PCL and RViz know packed colours as a float field named rgb.
+        # PCL and RViz expect packed colours in a float field named rgb.
         PointField(
             name=name, offset=points.dtype.fields[name][1], datatype=PointField.FLOAT32, count=1
         )
         for name in points.dtype.names
     ]
-    # In place: the property copies, or even checks each byte, which takes seconds.
+    # Fill in place: setting the property copies, or even checks each byte, which takes seconds.
     message.data.frombytes(np.ascontiguousarray(points).view(np.uint8).data)
     return message
 

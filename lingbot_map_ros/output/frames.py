@@ -1,4 +1,4 @@
-"""What others say about frames on /tf and /tf_static, and what it means for ours (REP-105)."""
+"""Receive the transforms of other nodes on /tf and /tf_static, and detect conflicts (REP-105)."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from rclpy.time import Time
 from tf2_msgs.msg import TFMessage
 from tf2_ros import Buffer, TransformException, TransformListener
 
-_JUMP_NS = 1_000_000_000  # stamps of one frame that go back by more
-_SAY_AGAIN_S = 30.0
-_LENGTH_TOLERANCE = 5e-3  # of quaternions, that of tf2
+_JUMP_NS = 1_000_000_000  # stamps of a frame that go back by more are a time jump
+_WARN_PERIOD_S = 30.0
+_LENGTH_TOLERANCE = 5e-3  # of quaternions, as in tf2
 
 
 class NoTransform(LookupError):
-    """Tell in a few words which transform is missing, and why."""
+    """A transform is missing; the text says which one and why."""
 
 
 class FrameTree:
     """
-    Knows where frames are, and which have a parent other than the map; usable from any thread.
+    Looks up transforms, and knows frames whose parent is not the map. Thread-safe.
 
-    Stamps that jump back, as when a bag starts again, have all that moves forgotten. With
-    `only_static` nothing moves.
+    When stamps jump back, as when a bag restarts, all but the static transforms are cleared. With
+    `only_static`, /tf is not subscribed.
     """
 
     def __init__(self, node, map_frame: str, only_static: bool = False):
@@ -44,26 +44,28 @@ class FrameTree:
         self._listener.unregister()
 
     def rival_parent(self, child: str, since_s: float) -> str:
-        """Return the parent that somebody else has given to a frame since then, or ''."""
+        """Return the parent that another node has published for a frame since then, or ''."""
         parent = self.parents.get(child, self._map_frame)
         if parent == self._map_frame or self._received_s.get(child, -math.inf) < since_s:
             return ''
         return parent
 
-    def mount(self, base: str, camera: str) -> np.ndarray:
-        """Return T_base_camera (4, 4) of a camera that does not move on its robot."""
+    def extrinsics(self, base: str, camera: str) -> np.ndarray:
+        """Return the static camera extrinsics T_base_camera (4, 4); raise NoTransform."""
         if camera == base:
-            raise NoTransform(f"the images come in '{base}' itself, not in an optical frame of it")
+            raise NoTransform(f"the images have the frame '{base}' itself, not an optical frame")
         try:
             found = self._buffer.lookup_transform(base, camera, Time())
         except TransformException as error:
             raise NoTransform(f"no transform '{base}' -> '{camera}' on /tf_static") from error
-        if found.header.stamp.sec or found.header.stamp.nanosec:  # none if all of it is static
-            raise NoTransform(f"the transform '{base}' -> '{camera}' is not on /tf_static only")
+        if found.header.stamp.sec or found.header.stamp.nanosec:  # 0 if all links are static
+            raise NoTransform(
+                f"the transform '{base}' -> '{camera}' is not completely on /tf_static"
+            )
         return matrix(found.transform)
 
     def lookup(self, target: str, source: str, stamp_ns: int) -> np.ndarray:
-        """Return T_target_source (4, 4) at a time."""
+        """Return T_target_source (4, 4) at a time; raise NoTransform."""
         try:
             found = self._buffer.lookup_transform(target, source, Time(nanoseconds=stamp_ns))
         except TransformException as error:
@@ -71,69 +73,70 @@ class FrameTree:
         return matrix(found.transform)
 
     def _clear_after_jump(self, message: TFMessage) -> None:
-        """Make room in the buffer for older times: it would refuse them."""
-        for told in message.transforms:
-            if told.header.frame_id == self._map_frame:
-                continue  # perhaps our own, which follow those of the others
-            stamp_ns = to_ns(told.header.stamp)
-            if stamp_ns < self._newest_ns.get(told.child_frame_id, 0) - _JUMP_NS:
+        """Clear the buffer if stamps jump back, since it would reject the older stamps."""
+        for transform in message.transforms:
+            if transform.header.frame_id == self._map_frame:
+                continue  # may be our own, whose stamps follow those of others
+            stamp_ns = to_ns(transform.header.stamp)
+            if stamp_ns < self._newest_ns.get(transform.child_frame_id, 0) - _JUMP_NS:
                 self._buffer.clear()
                 self._newest_ns.clear()
                 self._received_s = {c: s for c, s in self._received_s.items() if s == math.inf}
-            newest_ns = self._newest_ns.get(told.child_frame_id, 0)
-            self._newest_ns[told.child_frame_id] = max(newest_ns, stamp_ns)
+            newest_ns = self._newest_ns.get(transform.child_frame_id, 0)
+            self._newest_ns[transform.child_frame_id] = max(newest_ns, stamp_ns)
 
     def _note(self, message: TFMessage, is_static: bool) -> None:
-        for told in message.transforms:
-            child, parent = told.child_frame_id.lstrip('/'), told.header.frame_id.lstrip('/')
+        for transform in message.transforms:
+            child = transform.child_frame_id.lstrip('/')
+            parent = transform.header.frame_id.lstrip('/')
             if child in self.parents and parent == self._map_frame:
-                continue  # perhaps our own, and no reason to forget the parent of somebody else
+                continue  # may be our own; keep the parent set by another node
             self.parents[child] = parent
             if self._received_s.get(child) != math.inf:
                 self._received_s[child] = math.inf if is_static else time.monotonic()
 
 
 class _Listener(TransformListener):
-    """Passes on what it hears, before and after it is in the buffer."""
+    """Removes invalid transforms, and calls `prepare` and `note` before and after buffering."""
 
     def __init__(self, buffer: Buffer, node, prepare, note):
         self._logger, self._prepare, self._note = node.get_logger(), prepare, note
         super().__init__(buffer, node)
 
     def callback(self, data: TFMessage) -> None:
-        self._leave_out_nonsense(data)
+        self._remove_invalid(data)
         self._prepare(data)
         super().callback(data)
         self._note(data, is_static=False)
 
     def static_callback(self, data: TFMessage) -> None:
-        self._leave_out_nonsense(data)
+        self._remove_invalid(data)
         super().static_callback(data)
         self._note(data, is_static=True)
 
-    def _leave_out_nonsense(self, data: TFMessage) -> None:
+    def _remove_invalid(self, data: TFMessage) -> None:
         """
-        Keep from the buffer what is no place.
+        Remove invalid transforms from a message.
 
-        It would take infinity and give NaN, and complain of each of the others.
+        The buffer would accept infinity and then return NaN; for the others it would log errors.
         """
-        for told in [told for told in data.transforms if not _is_place(told)]:
-            data.transforms.remove(told)
-            pair = f"'{told.header.frame_id}' -> '{told.child_frame_id}'"
+        for transform in [transform for transform in data.transforms if not _is_valid(transform)]:
+            data.transforms.remove(transform)
+            pair = f"'{transform.header.frame_id}' -> '{transform.child_frame_id}'"
             self._logger.warning(
                 f'the transform {pair} is ignored: it needs two frames, finite numbers, a '
                 'quaternion of length 1 and a stamp that is not negative',
-                throttle_duration_sec=_SAY_AGAIN_S,
+                throttle_duration_sec=_WARN_PERIOD_S,
             )
 
 
-def _is_place(told: TransformStamped) -> bool:
-    t, q = told.transform.translation, told.transform.rotation
-    child, parent = told.child_frame_id.lstrip('/'), told.header.frame_id.lstrip('/')
+def _is_valid(transform: TransformStamped) -> bool:
+    t, q = transform.transform.translation, transform.transform.rotation
+    child, parent = transform.child_frame_id.lstrip('/'), transform.header.frame_id.lstrip('/')
     return (
         all(map(math.isfinite, (t.x, t.y, t.z)))
         and abs(math.hypot(q.x, q.y, q.z, q.w) - 1) < _LENGTH_TOLERANCE
-        and told.header.stamp.sec >= 0
+        and transform.header.stamp.sec >= 0
         and '' != child != parent != ''
     )
 

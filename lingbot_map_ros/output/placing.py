@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lingbot_map.geometry import invert
-from lingbot_map.images.view import turn_rotation
+from lingbot_map.images.view import camera_rotation
 from lingbot_map.mapping.map_frame import ContinuousPoses, MapFrame, MappedFrame, Pose
 from lingbot_map.streaming.frame import FrameResult
 from lingbot_map_ros.output.frames import FrameTree, NoTransform
@@ -42,7 +42,7 @@ class Placer:
         self._body_frame, self._T_cam_body = camera, None
         if T_base_cam is not None and params.tf_mode in ROBOT_MODES:
             self._body_frame, self._T_cam_body = params.base_frame, invert(T_base_cam)
-        self._frame = MapFrame(scale, turn_rotation(params.image_rotation), T_base_cam)
+        self._frame = MapFrame(scale, camera_rotation(params.image_rotation), T_base_cam)
         self._track = ContinuousPoses()
 
     def _find_mount(self) -> np.ndarray | None:
@@ -50,7 +50,7 @@ class Placer:
         if not params.base_frame:
             return None
         try:
-            return self._tree.mount(params.base_frame, self.camera)
+            return self._tree.extrinsics(params.base_frame, self.camera)
         except NoTransform as error:
             if params.tf_mode in ROBOT_MODES:
                 self.missing = str(error)
@@ -75,7 +75,7 @@ class Placer:
         if not self.missing:
             return False
         try:
-            self._tree.mount(self._params.base_frame, self.camera)
+            self._tree.extrinsics(self._params.base_frame, self.camera)
         except NoTransform:
             return False
         return True

@@ -1,4 +1,4 @@
-"""A thread for what takes long to send, so that poses never wait for clouds."""
+"""A thread that publishes large messages, so that poses never wait for clouds."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import threading
 import time
 
 Task = Callable[[], None]
-_LONGEST_WAIT_S = 1.0  # until a new rate is looked at
+_LONGEST_WAIT_S = 1.0  # until a changed rate takes effect
 
 
 class PublisherThread:
     """
-    Runs tasks one after the other; of each kind at most one waits, and the newest wins.
+    Runs tasks one after the other, with at most one waiting task per kind.
 
-    With `lossless` nothing is replaced: whoever hands over a task waits until its kind is free.
-    What fails when `is_connected` no longer holds is no error, but the end of the thread.
+    A new task replaces the waiting one of its kind; with `lossless`, `hand` waits instead. A task
+    that fails when `is_connected()` is false ends the thread without an error.
     """
 
     def __init__(self, lossless: bool, logger, is_connected: Callable[[], bool] = lambda: True):
@@ -33,11 +33,12 @@ class PublisherThread:
         self._thread.start()
 
     def repeat(self, rate_hz: Callable[[], float], task: Task) -> None:
-        """Run `task` at a rate that may change; to be called before `start`."""
+        """Run `task` periodically at a rate [Hz] that may change; call before `start`."""
         self._repeated.append((rate_hz, task))
         self._ran_s.append(-float('inf'))
 
     def hand(self, kind: str, task: Task) -> None:
+        """Queue a task; replace the waiting task of its kind, or wait for it if lossless."""
         with self._changed:
             if self._lossless:
                 self._changed.wait_for(lambda: kind not in self._tasks or self._stopping)
@@ -45,12 +46,12 @@ class PublisherThread:
             self._changed.notify_all()
 
     def drain(self) -> None:
-        """Wait until all that was handed over has run."""
+        """Wait until all queued jobs have run."""
         with self._changed:
             self._changed.wait_for(lambda: not (self._tasks or self._busy) or self._stopping)
 
     def stop(self, timeout_s: float) -> None:
-        """End after the present task; what waits is dropped."""
+        """Stop after the current task; drop the waiting ones."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -77,7 +78,7 @@ class PublisherThread:
     def _guarded(self, task: Task) -> None:
         try:
             task()
-        except Exception as error:  # the top of this thread: if it ended, the worker would wait
+        except Exception as error:  # top of the thread: if it ended, the worker would wait forever
             if not self._is_connected():
                 self._stopping = True
                 return

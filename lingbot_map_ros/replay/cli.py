@@ -1,8 +1,8 @@
 """
-Play recorded pictures through the mapping node and keep what it says.
+Play a recording through the mapping node and save its trajectory and map.
 
-Exit code 0: every image has its pose; 1: some were lost or damaged, or the node gave up; 2: bad
-input, and nothing was written.
+Exit code 0: every image has a pose; 1: images were lost or damaged, or the node gave up; 2: bad
+input, nothing was written.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LEAST_RATE, _MOST_RATE = 1e-3, 1e3
 
 @dataclass(frozen=True)
 class ReplayJob:
-    """What is played, compared with and written, checked."""
+    """The checked input, ground truth and output of a replay."""
 
     source: Source
     name: str
@@ -61,7 +61,7 @@ class ReplayJob:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program; return its exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has them ignored
+    for number in (signal.SIGINT, signal.SIGTERM):  # also if the shell ignores them
         signal.signal(number, signal.default_int_handler)
     argv = sys.argv if argv is None else [PROGRAM, *argv]
     try:
@@ -91,34 +91,38 @@ def _parser() -> Parser:
     )
     add = parser.add_argument
     add('source', type=Path, metavar='SOURCE', help='folder of images, video, rosbag2, ROS 1 bag')
-    add('--out', type=Path, metavar='DIR', help='where to write (results/NAME)')
-    add('--checkpoint', metavar='C', help='as the parameter checkpoint')
-    add('--model', choices=MODEL_PRESETS, help='as the parameter model')
+    add('--out', type=Path, metavar='DIR', help='output folder (results/NAME)')
+    add('--checkpoint', metavar='C', help='parameter checkpoint of the node')
+    add('--model', choices=MODEL_PRESETS, help='parameter model of the node')
     add('--params', type=Path, metavar='FILE', help='parameter file of the node')
-    add('--image-topic', default='', metavar='T', help='of the bag (its only image topic)')
+    add('--image-topic', default='', metavar='T', help='image topic of the bag (the only one)')
     add(
         '--ground-truth',
         default='',
         metavar='T',
-        help='pose topic of the bag, or TUM, KITTI or EuRoC file, to compare with, or none '
-        '(what comes with the recording)',
+        help='ground truth to compare with: a pose topic of the bag, a TUM, KITTI or EuRoC file, '
+        'or none (that of the recording, if any)',
     )
-    add('--gt-frame', default='', metavar='F', help='child frame to take of a tf topic')
-    add('--frame-id', metavar='F', help="of the images (the bag's, or camera_optical_frame)")
+    add('--gt-frame', default='', metavar='F', help='child frame to use of a tf topic')
+    add(
+        '--frame-id',
+        metavar='F',
+        help='frame id of the images (that of the bag, else camera_optical_frame)',
+    )
     add(
         '--fps',
         type=float,
         default=0.0,
         metavar='N',
-        help="rate of a folder's images (10), or frames to take per second of a video (all)",
+        help='image rate of a folder [Hz] (10), or frames per second to use of a video (all)',
     )
     add(
         '--rate',
         type=float,
         default=0.0,
         metavar='R',
-        help='play at R times real time with /clock, the newest image wins (lossless, as fast '
-        'as it goes)',
+        help='play at R times real time with /clock and drop images as on a robot (lossless, as '
+        'fast as possible)',
     )
     return parser
 
@@ -134,7 +138,7 @@ def _check(args: argparse.Namespace) -> ReplayJob:
     name = path.name if path.is_dir() else path.stem
     out = args.out or Path('results') / name
     if (out / RUN_FILE).exists():
-        raise UserError(f"--out: '{out}' holds an evaluation: name another folder")
+        raise UserError(f"--out: '{out}' contains an evaluation: choose another folder")
     _check_writable(out)
     return ReplayJob(source, name, truth, out, args.rate)
 
@@ -142,30 +146,30 @@ def _check(args: argparse.Namespace) -> ReplayJob:
 def _check_writable(out: Path) -> None:
     existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     try:
-        with tempfile.TemporaryDirectory(dir=existing):  # permissions alone do not tell
+        with tempfile.TemporaryDirectory(dir=existing):  # permissions are not enough to know
             pass
     except OSError:
-        raise UserError(f"--out: '{existing}' is not a folder that can be written") from None
+        raise UserError(f"--out: '{existing}' is not a writable folder") from None
 
 
 def _without_ros_args(argv: list[str]) -> list[str]:
     try:
         return remove_ros_args(argv)
-    except RuntimeError as error:  # what rclpy raises for arguments that it cannot read
+    except RuntimeError as error:  # raised by rclpy for invalid arguments
         raise UserError(_ros_reason(error)) from None
 
 
 def _init_ros(args: argparse.Namespace, argv: list[str]) -> None:
     params = [] if args.params is None else ['--ros-args', '--params-file', str(args.params)]
     try:
-        # Signals stay Python's: what has been played by then is still written.
+        # Python handles signals, so that what was played before one is still written.
         rclpy.init(args=argv + params, signal_handler_options=SignalHandlerOptions.NO)
     except RuntimeError as error:
         raise UserError(_ros_reason(error)) from None
 
 
 def _ros_reason(error: RuntimeError) -> str:
-    """Return the text of an error of rclpy in one line, without the places in its source."""
+    """Return the text of an rclpy error in one line, without its source locations."""
     return ' '.join(str(error).split(', at ')[0].split())
 
 
@@ -186,7 +190,7 @@ def _replay(job: ReplayJob, args: argparse.Namespace) -> int:
                 player.check_alone()  # discovery may have taken until now
                 points = (
                     player.read_map()
-                    if settings['map.voxel_size'] and player.heard
+                    if settings['map.voxel_size'] and player.received
                     else (np.empty(0, POINT_DTYPE))
                 )
         finally:
@@ -197,8 +201,8 @@ def _replay(job: ReplayJob, args: argparse.Namespace) -> int:
 def _overrides(args: argparse.Namespace) -> list[Parameter]:
     values = {
         'autostart': False,
-        'motion_gate': False,  # every image gets its pose
-        'image_transport': 'raw',  # as the player sends them
+        'motion_gate': False,  # every image gets a pose
+        'image_transport': 'raw',  # sent by the player
         'queue': 'latest' if args.rate else 'lossless',
         'checkpoint': args.checkpoint,
         'model': args.model,
@@ -208,7 +212,7 @@ def _overrides(args: argparse.Namespace) -> list[Parameter]:
 
 @contextmanager
 def _spinning(node: Node, executor: Executor) -> Iterator[None]:
-    """Spin a node in a thread of its own while the block runs, then destroy it."""
+    """Spin a node in its own thread during the block, then destroy it."""
     executor.add_node(node)
     thread = threading.Thread(target=executor.spin, daemon=True)
     thread.start()
@@ -221,7 +225,7 @@ def _spinning(node: Node, executor: Executor) -> Iterator[None]:
 
 
 def _play(player: Player, job: ReplayJob) -> bool:
-    """Send all pictures; tell whether Ctrl-C or damaged input cut it short."""
+    """Send all images; return whether Ctrl-C or damaged input ended it early."""
     first_ns, start_s = None, 0.0
     try:
         for stamp_ns, rgb in tqdm(job.source, desc='replay', unit='image'):
@@ -232,12 +236,12 @@ def _play(player: Player, job: ReplayJob) -> bool:
                 time.sleep(max(0.0, due_s - time.monotonic()))
             player.send(stamp_ns, rgb)
             if job.rate and first_ns is None:
-                player.wait_for_processed(0)  # the node warms up for the size of the first image
+                player.wait_for_processed(0)  # the node warms up for the image size
                 first_ns, start_s = stamp_ns, time.monotonic()
                 player.start_clock(first_ns, job.rate)
     except KeyboardInterrupt:
         _say_error(
-            f'interrupted after {len(player.sent)} of {len(job.source)} images: finishing these'
+            f'interrupted after {len(player.sent)} of {len(job.source)} images: finishing them'
         )
         return True
     except SourceError as error:
@@ -251,7 +255,7 @@ def _play(player: Player, job: ReplayJob) -> bool:
 def _conclude(
     job: ReplayJob, player: Player, points: np.ndarray, settings: dict, interrupted: bool
 ) -> int:
-    """Write and print what came of it; return the exit code."""
+    """Write and print the results; return the exit code."""
     stamps_ns, T_map_cam = player.trajectory()
     comparison = None
     if job.truth is not None:

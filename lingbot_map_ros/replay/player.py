@@ -1,4 +1,4 @@
-"""A camera made of recorded pictures, and an ear for all that the mapping node says."""
+"""Publishes a recording and collects the node's output."""
 
 from __future__ import annotations
 
@@ -28,33 +28,34 @@ import torch
 _DEPTH = 100
 _LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 _POLL_S = 0.2
-_CLOCK_PERIOD_S = 0.025  # of /clock, as ros2 bag play does it
-_LAST_ANSWERS_S = 5.0  # for poses under way when the node has finished
+_CLOCK_PERIOD_S = 0.025  # of /clock, as in ros2 bag play
+_LAST_POSES_S = 5.0  # for poses in transit when the node has finished
 
 
 class PlayerError(UserError):
-    """Tell in one line why the replay cannot go on."""
+    """The replay cannot continue; the text is one line with the reason."""
 
 
 class Player(Node):
     """
-    Publishes pictures for `target` and collects its answers, all over DDS.
+    Publishes images for the node `target` and collects its outputs, all over DDS.
 
-    Needs an executor of its own. `sent` and `heard` map stamps [ns] to times of time.monotonic().
+    Needs its own executor. `sent` and `received` map stamps [ns] of images and of their odometry
+    to time.monotonic().
     """
 
     def __init__(self, target: LingbotMapNode, frame_id: str):
-        # Remappings on the command line, __node among them, are for the target.
+        # Remappings on the command line (such as __node) are for the target.
         super().__init__('lingbot_map_player', use_global_arguments=False)
         self.sent: dict[int, float] = {}
-        self.heard: dict[int, float] = {}
-        self.transforms: set[int] = set()  # stamps of what is placed in the map
+        self.received: dict[int, float] = {}
+        self.transforms: set[int] = set()  # stamps of transforms from the map
         self.clouds = self.cloud_points = self.path_poses = 0
-        self.node_counts: dict[str, int] = {}  # images in, out and dropped, from /diagnostics
+        self.node_counts: dict[str, int] = {}  # images_* and dropped.*, from /diagnostics
         self._target = target
         self._frame_id = frame_id
         self._rows: dict[int, list[float]] = {}  # stamp -> position, quaternion xyzw
-        self._bodies: dict[int, str] = {}  # stamp -> frame id of what is there
+        self._bodies: dict[int, str] = {}  # stamp -> child frame id of odometry
         self._map_frame = target.get_parameter('map_frame').value
         self._is_rescaled = target.get_parameter('scale_source').value == 'odometry'
         self._tree = FrameTree(self, self._map_frame, only_static=True)
@@ -74,7 +75,7 @@ class Player(Node):
         self._flush_client = self.create_client(Trigger, target.resolve_service_name('~/flush'))
 
     def check_alone(self) -> None:
-        """Raise PlayerError if somebody else publishes the images or the answers."""
+        """Raise PlayerError if another process publishes images or odometry."""
         for name in ('image', '~/odometry'):
             topic = self._target.resolve_topic_name(name)
             if self.count_publishers(topic) > 1:
@@ -84,7 +85,7 @@ class Player(Node):
                 )
 
     def wait_for_node(self) -> None:
-        """Wait until player and node have found each other; what is sent before can be lost."""
+        """Wait until player and node are connected; earlier messages can be lost."""
         topic = self._target.resolve_topic_name
         outputs = [topic(name) for name in ('~/odometry', '~/processed')]
         self._wait(
@@ -97,7 +98,7 @@ class Player(Node):
         )
 
     def send(self, stamp_ns: int, rgb: np.ndarray) -> None:
-        """Publish a picture (H, W, 3) uint8 as rgb8."""
+        """Publish an image (H, W, 3) uint8 as rgb8."""
         height, width = rgb.shape[:2]
         message = Image(
             header=Header(stamp=to_stamp(stamp_ns), frame_id=self._frame_id),
@@ -106,14 +107,14 @@ class Player(Node):
             encoding='rgb8',
             step=3 * width,
         )
-        data = array('B')  # bytes would be checked one by one
+        data = array('B')  # the setter checks each byte of other types
         data.frombytes(np.ascontiguousarray(rgb).data)
         message.data = data
         self.sent[stamp_ns] = time.monotonic()
         self._image_pub.publish(message)
 
     def start_clock(self, now_ns: int, rate: float) -> None:
-        """Publish /clock from now on: `now_ns`, and on at `rate` times real time."""
+        """Publish /clock from now on, starting at `now_ns` with `rate` times real time."""
         publisher = self.create_publisher(ClockMessage, '/clock', _DEPTH)
         start_s = time.monotonic()
 
@@ -121,30 +122,30 @@ class Player(Node):
             elapsed_ns = round((time.monotonic() - start_s) * rate * 1e9)
             publisher.publish(ClockMessage(clock=to_stamp(now_ns + elapsed_ns)))
 
-        # a clock of its own: the timer must not wait for the time that it makes
+        # A steady clock: the timer must not depend on the time that it publishes.
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self.create_timer(_CLOCK_PERIOD_S, tick, clock=steady)
 
     def wait_for_processed(self, in_flight: int) -> None:
-        """Wait until at most `in_flight` pictures have not been acknowledged."""
+        """Wait until at most `in_flight` images are not processed."""
         self._wait(lambda: len(self.sent) - len(self._acknowledged) <= in_flight)
 
     def flush(self) -> None:
-        """Have the node finish what waits, and wait until all its answers have come."""
+        """Make the node process all waiting images, and wait for all its outputs."""
         answered = self._flush_client.call_async(Trigger.Request())
         answered.add_done_callback(lambda _: self._notify())
         self._wait(answered.done)
         if not answered.result().success:
             raise PlayerError(f'flush failed: {answered.result().message}')
-        self.node_counts = {}  # what comes from here on counts the flushed images too
+        self.node_counts = {}  # later diagnostics include the flushed images
         self._wait(lambda: self.node_counts.get('images_waiting') == 0)
         with self._changed:
             self._changed.wait_for(
-                lambda: len(self.heard) >= self.node_counts['images_out'], _LAST_ANSWERS_S
+                lambda: len(self.received) >= self.node_counts['images_out'], _LAST_POSES_S
             )
 
     def read_map(self) -> np.ndarray:
-        """Return the points (N,) POINT_DTYPE of the node's map as it was last published."""
+        """Return the last published map of the node, points (N,) POINT_DTYPE."""
         clouds = []
         self.create_subscription(
             PointCloud2,
@@ -157,31 +158,31 @@ class Player(Node):
 
     def trajectory(self) -> tuple[list[int], np.ndarray]:
         """
-        Return stamps [ns], ascending, and T_map_cam (N, 4, 4) of all poses heard.
+        Return ascending stamps [ns] and T_map_cam (N, 4, 4) of all received poses.
 
-        PlayerError: it is unknown where on its robot the camera is.
+        Raises PlayerError if the extrinsics of the camera are unknown.
         """
         stamps = sorted(self._rows)
         rows = torch.tensor([self._rows[stamp] for stamp in stamps], dtype=torch.float64)
         rows = rows.reshape(-1, 7)
         T_map_body = rigid(quaternion_to_matrix(rows[:, 3:]), rows[:, :3]).numpy()
-        mounts = {body: self._mount(body) for body in set(self._bodies.values())}
-        T_body_cam = [mounts[self._bodies[stamp]] for stamp in stamps]
+        extrinsics = {body: self._extrinsics(body) for body in set(self._bodies.values())}
+        T_body_cam = [extrinsics[self._bodies[stamp]] for stamp in stamps]
         T_map_cam = T_map_body @ np.array(T_body_cam).reshape(-1, 4, 4)
-        if self._is_rescaled:  # what was heard before the scale was found is in another unit
+        if self._is_rescaled:  # poses before the scale was found have another unit
             trajectory = self._target.pipeline.outputs.current.trajectory
             kept = dict(zip(*trajectory.export(), strict=True))
             T_map_cam = np.array([kept.get(s, T) for s, T in zip(stamps, T_map_cam, strict=True)])
         return stamps, T_map_cam.reshape(-1, 4, 4)
 
-    def _mount(self, body: str) -> np.ndarray:
-        """Return T_body_cam (4, 4): odometry is that of the robot in some modes of TF."""
+    def _extrinsics(self, body: str) -> np.ndarray:
+        """Return T_body_cam (4, 4); in some tf modes odometry is that of the robot."""
         if body == self._frame_id:
             return np.eye(4)
         try:
-            return self._tree.mount(body, self._frame_id)
+            return self._tree.extrinsics(body, self._frame_id)
         except NoTransform as error:
-            raise PlayerError(f'the path of the camera is unknown: {error}') from error
+            raise PlayerError(f'the trajectory of the camera is unknown: {error}') from error
 
     def _wait(self, is_done) -> None:
         with self._changed:
@@ -202,7 +203,7 @@ class Player(Node):
         stamp_ns = to_ns(message.header.stamp)
         p, q = message.pose.pose.position, message.pose.pose.orientation
         with self._changed:
-            self.heard[stamp_ns] = time.monotonic()
+            self.received[stamp_ns] = time.monotonic()
             self._rows[stamp_ns] = [p.x, p.y, p.z, q.x, q.y, q.z, q.w]
             self._bodies[stamp_ns] = message.child_frame_id
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""What a replay leaves behind: trajectory.tum, map.ply, map.png, summary.json."""
+"""Result files of a replay: trajectory.tum, map.ply, map.png and summary.json."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from lingbot_map_ros.replay.player import Player
 import numpy as np
 
 _TRUTH_TOLERANCE_S = 0.02
-_ON_THE_WAY = 'on_the_way'  # sent, never received by the node
+_ON_THE_WAY = 'on_the_way'  # sent, but not received by the node
 _PACKAGES = ('lingbot_map_ros', 'torch', 'numpy', 'rclpy')
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The path beside ground truth."""
+    """Comparison of the trajectory with ground truth."""
 
     ate: Ate
-    path_length: float  # of the truth that has a partner
-    truth_xyz: np.ndarray  # (K, 3), moved into the map frame
+    path_length: float  # of the matched true poses
+    truth_xyz: np.ndarray  # (K, 3), aligned to the map frame
 
     @property
     def percent_of_path(self) -> float:
@@ -58,12 +58,12 @@ class Summary:
 
     frames_sent: int
     frames_out: int
-    lost: int  # sent, without the pose that was to be expected
-    dropped: dict[str, int]  # by the node, by reason, and on the way to it
-    skipped: int  # left out of the source, since their stamps do not increase
-    latency_ms: dict[str, float]  # from sending an image to hearing its odometry
+    lost: int  # sent, without an expected pose
+    dropped: dict[str, int]  # count by reason, and lost in transport to the node
+    skipped: int  # not sent, since their stamps do not increase
+    latency_ms: dict[str, float]  # from sending an image to receiving its odometry
     rate_hz: float
-    heard: dict[str, int]
+    heard: dict[str, int]  # received outputs
     ate: dict[str, float] | None  # against ground truth
     versions: dict[str, str]
     settings: dict[str, object]
@@ -83,7 +83,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Drawing:
-    """The trajectory T_map_cam (N, 4, 4), the map's points, and the path beside ground truth."""
+    """Trajectory T_map_cam (N, 4, 4), map points and comparison with ground truth."""
 
     stamps_ns: list[int]
     T_map_cam: np.ndarray
@@ -92,7 +92,7 @@ class Drawing:
 
 
 def compare(stamps_ns: list[int], T_map_cam: np.ndarray, truth: PoseTrack) -> Comparison:
-    """Return the path's error; raise MetricsError if the two cannot be compared."""
+    """Compare with ground truth after Sim(3) alignment; raise MetricsError if impossible."""
     matched = match(stamps_ns, T_map_cam, truth, _TRUTH_TOLERANCE_S)
     truth_xyz = matched.T_true[:, :3, 3]
     error = ate(matched.T[:, :3, 3], truth_xyz, 'sim3')
@@ -102,29 +102,29 @@ def compare(stamps_ns: list[int], T_map_cam: np.ndarray, truth: PoseTrack) -> Co
 def summarize(
     player: Player, source: Source, comparison: Comparison | None, settings: dict[str, object]
 ) -> Summary:
-    """Return the figures of a replay; if lossless, images that a newer one replaced are lost."""
+    """Return the figures of a replay; with queue lossless, superseded images count as lost."""
     dropped = {
         key.removeprefix('dropped.'): count
         for key, count in player.node_counts.items()
         if key.startswith('dropped.') and count
     }
-    heard = [stamp for stamp in player.heard if stamp in player.sent]
+    received = [stamp for stamp in player.received if stamp in player.sent]
     expected = len(player.sent)
     if settings['queue'] == 'latest':
         on_the_way = expected - player.node_counts['images_in']
-        if on_the_way > 0:  # best effort, and the middleware keeps the newest one only
+        if on_the_way > 0:  # best effort: the middleware only keeps the newest image
             dropped[_ON_THE_WAY] = on_the_way
         expected -= dropped.get(SUPERSEDED, 0) + dropped.get(_ON_THE_WAY, 0)
     return Summary(
         frames_sent=len(player.sent),
-        frames_out=len(heard),
-        lost=expected - len(heard),
+        frames_out=len(received),
+        lost=expected - len(received),
         dropped=dropped,
         skipped=source.skipped,
-        latency_ms=_latency_percentiles(player, heard),
-        rate_hz=_rate(player, heard),
+        latency_ms=_latency_percentiles(player, received),
+        rate_hz=_rate(player, received),
         heard={
-            'odometry': len(player.heard),
+            'odometry': len(player.received),
             'transforms': len(player.transforms),
             'path_poses': player.path_poses,
             'clouds': player.clouds,
@@ -137,7 +137,7 @@ def summarize(
 
 
 def write(out: Path, title: str, summary: Summary, drawing: Drawing) -> None:
-    """Write all files into `out`, made if missing; each of them is whole or not there."""
+    """Write all files to the folder `out`, which is created if missing; writes are atomic."""
     truth_xyz = None if drawing.comparison is None else drawing.comparison.truth_xyz
     picture = render_map(drawing.points, drawing.T_map_cam[:, :3, 3], truth_xyz, title)
     out.mkdir(parents=True, exist_ok=True)
@@ -147,18 +147,18 @@ def write(out: Path, title: str, summary: Summary, drawing: Drawing) -> None:
     write_bytes(out / 'summary.json', (json.dumps(asdict(summary), indent=2) + '\n').encode())
 
 
-def _latency_percentiles(player: Player, heard: list[int]) -> dict[str, float]:
-    if not heard:
+def _latency_percentiles(player: Player, received: list[int]) -> dict[str, float]:
+    if not received:
         return {}
-    latencies_ms = [1e3 * (player.heard[stamp] - player.sent[stamp]) for stamp in heard]
+    latencies_ms = [1e3 * (player.received[stamp] - player.sent[stamp]) for stamp in received]
     return {f'p{p}': round(float(np.percentile(latencies_ms, p)), 2) for p in (50, 95, 99)}
 
 
-def _rate(player: Player, heard: list[int]) -> float:
-    if not heard:
+def _rate(player: Player, received: list[int]) -> float:
+    if not received:
         return 0.0
-    seconds = max(player.heard[stamp] for stamp in heard) - min(player.sent.values())
-    return round(len(heard) / seconds, 2)
+    seconds = max(player.received[stamp] for stamp in received) - min(player.sent.values())
+    return round(len(received) / seconds, 2)
 
 
 def _versions() -> dict[str, str]:
@@ -166,6 +166,6 @@ def _versions() -> dict[str, str]:
     for package in _PACKAGES:
         try:
             versions[package] = version(package)
-        except PackageNotFoundError:  # comes from a ROS distribution, pip does not know it
+        except PackageNotFoundError:  # from a ROS distribution, unknown to pip
             versions[package] = 'unknown'
     return versions

@@ -25,7 +25,7 @@ def truncated(tmp_path):
     bag = truth_bag(tmp_path / 'bag', 40)
     file = bag / 'bag.mcap'
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    return [bag], 'bag.*(cut short|damaged)'
+    return [bag], 'bag.*damaged'
 
 
 def no_images(tmp_path):
@@ -59,7 +59,7 @@ def bad_encoding(tmp_path):
 def bad_truth_file(tmp_path):
     (tmp_path / 'truth.txt').write_text('once upon a time\n')
     arguments = [truth_bag(tmp_path / 'bag'), '--ground-truth', tmp_path / 'truth.txt']
-    return arguments, 'truth.txt.* not a file of poses'
+    return arguments, 'truth.txt.* not a pose file'
 
 
 def damaged_picture(tmp_path):
@@ -90,7 +90,7 @@ def missing(tmp_path):
 
 def empty_folder(tmp_path):
     (tmp_path / 'empty').mkdir()
-    return [tmp_path / 'empty'], 'holds no images'
+    return [tmp_path / 'empty'], 'contains no images'
 
 
 def no_input(tmp_path):
@@ -123,7 +123,7 @@ def bad_mount(tmp_path):
 
 
 def bad_mask(tmp_path):
-    return [truth_bag(tmp_path / 'bag'), '--image-mask', '99,0,0,0'], 'leave nothing of images'
+    return [truth_bag(tmp_path / 'bag'), '--image-mask', '99,0,0,0'], 'mask the whole image'
 
 
 def bad_camera_info(tmp_path):
@@ -199,7 +199,7 @@ def mount_that_is_no_number(tmp_path):
 
 def mount_beyond_the_sky(tmp_path):
     arguments = [truth_bag(tmp_path / 'bag'), '--body-to-camera', '1e200', *'000001']
-    return arguments, 'no pose at 50.000 s'
+    return arguments, 'invalid pose at 50.000 s'
 
 
 def offset_beyond_time(tmp_path):
@@ -236,7 +236,7 @@ def rerun_into_a_folder(tmp_path):
 
 
 def twice(tmp_path):
-    return [truth_bag(tmp_path / 'bag')] * 2, 'named twice'
+    return [truth_bag(tmp_path / 'bag')] * 2, 'given twice'
 
 
 BAD_INPUTS = (
@@ -360,7 +360,9 @@ def test_results_of_other_settings_are_not_replaced(tmp_path, monkeypatch, capsy
     assert run(out, bag) == 0
     before = (out / 'bag' / 'metrics.json').read_bytes()
     assert run(out, bag, '--every', '2') == 2
-    assert 'made otherwise (every 1 -> 2): choose another --out' in capsys.readouterr().err
+    assert (
+        'made with other settings (every 1 -> 2): choose another --out' in capsys.readouterr().err
+    )
     assert (out / 'bag' / 'metrics.json').read_bytes() == before
     assert run(out, bag, '--every', '2', '--overwrite') == 0
     assert (out / 'bag' / 'metrics.json').read_bytes() != before
@@ -371,7 +373,7 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path, capsys):
     (tmp_path / 'out' / 'bag').mkdir(parents=True)
     (tmp_path / 'out' / 'bag' / 'thesis.tex').write_text('dear')
     assert run(tmp_path / 'out', truth_bag(tmp_path / 'bag')) == 2
-    assert 'exists and is no evaluation' in capsys.readouterr().err
+    assert 'exists and is not an evaluation' in capsys.readouterr().err
     assert (tmp_path / 'out' / 'bag' / 'thesis.tex').read_text() == 'dear'
 
 
@@ -387,7 +389,7 @@ def test_names_tell_recordings_apart(tmp_path):
         path.mkdir(parents=True)
     assert unique_names(paths[:1]) == ['seq-01']
     assert unique_names(paths)[:2] == ['chess_seq-01', 'fire_seq-01']
-    with pytest.raises(SettingsError, match='but for their suffix'):
+    with pytest.raises(SettingsError, match='except for their suffix'):
         unique_names([tmp_path / 'a.mcap', tmp_path / 'a.db3'])
 
 

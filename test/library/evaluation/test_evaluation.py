@@ -5,7 +5,12 @@ from types import SimpleNamespace
 from fake_engine import DEPTH, FakeEngine, turned
 from lingbot_map.evaluation.exports import ColmapModel, DepthExport
 from lingbot_map.evaluation.recording import select, Selection
-from lingbot_map.evaluation.run import deterministic_kernels, run_recording, timing_values, Viewing
+from lingbot_map.evaluation.run import (
+    deterministic_kernels,
+    run_recording,
+    timing_values,
+    ViewSettings,
+)
 from lingbot_map.images.camera import Camera
 from lingbot_map.images.mask import load_mask
 from lingbot_map.mapping.map_frame import rotation_matrix
@@ -103,26 +108,26 @@ def test_a_scale_batch_that_is_not_finite_is_said():
 
 
 def test_a_change_of_size_is_named():
-    with pytest.raises(SourceError, match='at 9.000 s is 28x42, those before are 56x42'):
+    with pytest.raises(SourceError, match='at 9.000 s is 28x42, previous images are 56x42'):
         run_recording(fake(), [*pictures(3), (9 * SECOND, picture(width=28))])
 
 
 def test_a_map_that_cannot_go_on_is_an_error():
     engine = fake(before_push=lambda n: n == 5 and engine.reset())
-    with pytest.raises(SourceError, match='cannot go on at 5.000 s'):
+    with pytest.raises(SourceError, match='cannot continue at 5.000 s'):
         run_recording(engine, pictures(8))
 
 
 def test_a_full_memory_that_stops_is_an_error():
     engine = fake()
     engine._params.max_keyframes, engine.keyframe_interval = 4, 1
-    with pytest.raises(SourceError, match='cannot go on at 5.000 s.*on_limit to roll_over'):
+    with pytest.raises(SourceError, match='cannot continue at 5.000 s.*on_limit to roll_over'):
         run_recording(engine, pictures(8))
 
 
 def test_a_camera_mounted_sideways():
     engine, placed = fake(), []
-    run, _ = run_recording(engine, pictures(4), viewing=Viewing(degrees=90),
+    run, _ = run_recording(engine, pictures(4), view_settings=ViewSettings(degrees=90),
                            consumers=[placed.append])  # fmt: skip
     np.testing.assert_array_equal(engine.pictures[0], np.rot90(picture(0), k=-1))
     np.testing.assert_array_equal(placed[0].rgb, picture(0))
@@ -133,8 +138,8 @@ def test_a_camera_mounted_sideways():
 
 def test_masked_pixels_become_no_points():
     placed = []
-    viewing = Viewing(mask=load_mask('0,0,0,14'))
-    run_recording(fake(), pictures(2), viewing=viewing, consumers=[placed.append])
+    settings = ViewSettings(mask=load_mask('0,0,0,14'))
+    run_recording(fake(), pictures(2), view_settings=settings, consumers=[placed.append])
     points = PointFilter()(placed[0].frame)
     assert len(points) == 28 * 56
 
@@ -142,7 +147,7 @@ def test_masked_pixels_become_no_points():
 def test_a_camera_info_of_another_size_is_named():
     camera = Camera((640, 480), np.eye(3), None)
     with pytest.raises(SourceError, match='for images of 640x480, these are 56x42'):
-        run_recording(fake(), pictures(2), viewing=Viewing(camera=camera))
+        run_recording(fake(), pictures(2), view_settings=ViewSettings(camera=camera))
 
 
 def read_colmap(folder):

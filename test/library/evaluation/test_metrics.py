@@ -138,7 +138,7 @@ def test_paths_that_cannot_be_aligned_are_named(estimate, truth, words):
 
 
 def test_too_few_poses_for_rpe():
-    with pytest.raises(MetricsError, match='3 poses hold no step of 3'):
+    with pytest.raises(MetricsError, match='3 poses are too few for a step of 3'):
         rpe(line_of_poses(range(3)), line_of_poses(range(3)), delta=3)
 
 

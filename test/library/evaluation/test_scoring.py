@@ -115,7 +115,7 @@ def test_stretches_end_at_the_nearest_pose_within_a_tenth():
     error = rpe_over_path(estimate, truth, 1.0)
     assert (error.translation.count, error.translation.max) == (3, pytest.approx(0.3))
     assert error.translation.mean == pytest.approx(0.1)
-    with pytest.raises(MetricsError, match='path of 3.05 holds no stretch of 7'):
+    with pytest.raises(MetricsError, match='path of 3.05 is too short for a segment of 7'):
         rpe_over_path(estimate, truth, 7.0)
 
 

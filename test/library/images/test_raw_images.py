@@ -158,17 +158,17 @@ def test_unpadded_rgb_is_not_copied():
 @pytest.mark.parametrize(
     ('encoding', 'words'),
     [
-        ('foo8', ["'foo8'", 'not known', 'rgb8']),
-        ('', ["''", 'not known']),
-        ('32FC1', ["'32FC1'", 'numbers']),
-        ('16UC3', ["'16UC3'", 'numbers']),
-        ('8UC2', ["'8UC2'", 'numbers']),
-        ('64FC3', ["'64FC3'", 'numbers']),
-        ('8SC1', ["'8SC1'", 'numbers']),
+        ('foo8', ["'foo8'", 'not supported', 'rgb8']),
+        ('', ["''", 'not supported']),
+        ('32FC1', ["'32FC1'", 'numeric data']),
+        ('16UC3', ["'16UC3'", 'numeric data']),
+        ('8UC2', ["'8UC2'", 'numeric data']),
+        ('64FC3', ["'64FC3'", 'numeric data']),
+        ('8SC1', ["'8SC1'", 'numeric data']),
         ('16SC1', ["'16SC1'"]),
         ('8UC', ["'8UC'"]),
         ('RGB8', ["'RGB8'"]),
-        ('rgb8\nx' * 100, ['not known']),
+        ('rgb8\nx' * 100, ['not supported']),
     ],
 )
 def test_what_is_no_picture_is_refused_by_name(encoding, words):

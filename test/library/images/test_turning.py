@@ -2,12 +2,12 @@
 
 from fake_engine import straight
 from lingbot_map.images.view import (
-    turn_back,
-    turn_intrinsics,
-    turn_picture,
-    turn_rotation,
-    turn_size,
-    TURNS,
+    camera_rotation,
+    rotate_back,
+    rotate_image,
+    rotated_intrinsics,
+    rotated_size,
+    ROTATIONS,
 )
 from lingbot_map.mapping.points import PointFilter
 from lingbot_map.streaming.frame import FrameResult
@@ -19,7 +19,7 @@ import torch
 
 K = np.array([[50.0, 0, 21.5], [0, 60.0, 12.25], [0, 0, 1]])
 SIZE = (41, 31)  # width, height
-ALL = list(TURNS)
+ALL = list(ROTATIONS)
 
 
 def result(size=(641, 479), target=56, seed=0):
@@ -39,8 +39,8 @@ def result(size=(641, 479), target=56, seed=0):
 def test_the_picture_turns_clockwise(degrees):
     picture = np.zeros((31, 41, 3), np.uint8)
     picture[0, 20] = 255  # the middle of the top edge
-    turned = turn_picture(picture, degrees)
-    assert turned.shape[1::-1] == turn_size(SIZE, degrees)
+    turned = rotate_image(picture, degrees)
+    assert turned.shape[1::-1] == rotated_size(SIZE, degrees)
     ((v, u),) = np.argwhere(turned[..., 0])
     assert (u, v) == {0: (20, 0), 90: (30, 20), 180: (20, 30), 270: (0, 20)}[degrees]
 
@@ -50,15 +50,15 @@ def test_a_point_is_seen_in_the_same_pixel(degrees):
     for u, v in ((0, 0), (40, 0), (7, 30), (20, 11)):
         picture = np.zeros((31, 41), np.uint8)
         picture[v, u] = 1
-        ((turned_v, turned_u),) = np.argwhere(turn_picture(picture, degrees))
+        ((turned_v, turned_u),) = np.argwhere(rotate_image(picture, degrees))
         ray = np.linalg.inv(K) @ (u, v, 1)
-        seen = turn_intrinsics(K, degrees, SIZE) @ turn_rotation(degrees) @ ray
+        seen = rotated_intrinsics(K, degrees, SIZE) @ camera_rotation(degrees) @ ray
         assert seen / seen[2] == pytest.approx((turned_u, turned_v, 1))
 
 
 @pytest.mark.parametrize('degrees', ALL)
 def test_rotations_are_rotations_about_the_optical_axis(degrees):
-    R = turn_rotation(degrees)
+    R = camera_rotation(degrees)
     assert np.linalg.det(R) == pytest.approx(1)
     np.testing.assert_array_equal(R @ (0, 0, 1), (0, 0, 1))
     angle = np.degrees(np.arctan2(R[1, 0], R[0, 0])) % 360
@@ -68,7 +68,7 @@ def test_rotations_are_rotations_about_the_optical_axis(degrees):
 @pytest.mark.parametrize('degrees', ALL)
 def test_turned_back_points_are_where_they_were_in_the_world(degrees):
     turned = result()
-    back = turn_back(turned, degrees)
+    back = rotate_back(turned, degrees)
     choose = PointFilter()
     there, here = (choose(mapped(r, r.T_world_cam)) for r in (turned, back))
     assert len(here) == turned.depth.numel()
@@ -82,13 +82,13 @@ def test_turned_back_points_are_where_they_were_in_the_world(degrees):
 @pytest.mark.parametrize('degrees', ALL)
 def test_turned_back_arrays_lie_like_the_camera_s_picture(degrees):
     turned = result()
-    back = turn_back(turned, degrees)
+    back = rotate_back(turned, degrees)
     for name in ('depth', 'confidence', 'rgb'):
-        again = turn_picture(getattr(back, name).numpy(), degrees)
+        again = rotate_image(getattr(back, name).numpy(), degrees)
         np.testing.assert_array_equal(again, getattr(turned, name).numpy())
     assert back.depth.is_contiguous()
     assert back.depth.shape == back.mapping.network_size[::-1]
-    assert back.mapping.original_size == turn_size(turned.mapping.original_size, degrees)
+    assert back.mapping.original_size == rotated_size(turned.mapping.original_size, degrees)
     assert (back.tag, back.index, back.is_keyframe) == ('tag', 3, True)
 
 
@@ -96,7 +96,7 @@ def test_turned_back_arrays_lie_like_the_camera_s_picture(degrees):
 @pytest.mark.parametrize('size', [(641, 479), (300, 900), (64, 48)])
 def test_the_mapping_still_leads_from_network_to_original_pixels(degrees, size):
     turned = result(size)
-    back = turn_back(turned, degrees)
+    back = rotate_back(turned, degrees)
     np.testing.assert_allclose(
         back.mapping.to_original(back.network_intrinsics), back.intrinsics, atol=1e-9
     )
@@ -105,14 +105,14 @@ def test_the_mapping_still_leads_from_network_to_original_pixels(degrees, size):
     )
     assert (np.diag(back.intrinsics) > 0).all()
     assert abs(back.intrinsics[0, 1]) + abs(back.intrinsics[1, 0]) < 1e-9
-    original_size = turn_size(size, degrees)
+    original_size = rotated_size(size, degrees)
     np.testing.assert_allclose(
-        turn_intrinsics(back.intrinsics, degrees, original_size), turned.intrinsics, atol=1e-9
+        rotated_intrinsics(back.intrinsics, degrees, original_size), turned.intrinsics, atol=1e-9
     )
 
 
 def test_an_upright_camera_costs_nothing():
     turned = result()
-    assert turn_back(turned, 0) is turned
+    assert rotate_back(turned, 0) is turned
     picture = np.zeros((4, 5, 3), np.uint8)
-    assert turn_picture(picture, 0) is picture
+    assert rotate_image(picture, 0) is picture

@@ -6,7 +6,7 @@ from lingbot_map.config import MODEL_PRESETS
 from lingbot_map.errors import UserError
 from lingbot_map.images.camera import camera_of
 from lingbot_map.images.mask import load_mask
-from lingbot_map.images.view import GREY, turn_picture, TURNS, View
+from lingbot_map.images.view import GREY, rotate_image, ROTATIONS, View
 from lingbot_map.mapping.points import PointFilter
 from lingbot_map.models.gct_stream import GCTStream
 from lingbot_map.settings import StreamConfig
@@ -35,17 +35,17 @@ def inside(borders=(3, 5, 7, 11)):
 
 
 def test_borders_are_left_top_right_bottom():
-    np.testing.assert_array_equal(load_mask(BORDERS).seen(W, H), inside())
-    np.testing.assert_array_equal(load_mask(' 3, 5 ,7, 11 ').seen(W, H), inside())
+    np.testing.assert_array_equal(load_mask(BORDERS).valid(W, H), inside())
+    np.testing.assert_array_equal(load_mask(' 3, 5 ,7, 11 ').valid(W, H), inside())
 
 
 def test_black_pixels_of_a_file_are_masked(tmp_path):
     seen = np.random.default_rng(1).random((H, W)) < 0.7
     Picture.fromarray((seen * 255).astype(np.uint8)).save(tmp_path / 'mask.png')
     mask = load_mask(str(tmp_path / 'mask.png'))
-    np.testing.assert_array_equal(mask.seen(W, H), seen)
+    np.testing.assert_array_equal(mask.valid(W, H), seen)
     with pytest.raises(UserError, match='64x48.*32x24'):
-        mask.seen(32, 24)
+        mask.valid(32, 24)
 
 
 def test_no_mask_is_none():
@@ -68,7 +68,7 @@ def test_what_is_no_mask_is_said(tmp_path):
             load_mask(text)
     for borders in ('40,0,24,0', '0,48,0,0', '0,0,0,100'):
         with pytest.raises(UserError, match=borders):
-            load_mask(borders).seen(W, H)
+            load_mask(borders).valid(W, H)
 
 
 def test_nothing_to_do_costs_nothing():
@@ -79,7 +79,7 @@ def test_nothing_to_do_costs_nothing():
 
 def test_an_overlay_behind_the_mask_never_reaches_the_network():
     """Two frames with the same content and different overlays are the same for the network."""
-    view = View((W, H), seen=inside())
+    view = View((W, H), valid=inside())
     first, second = noise(0), noise(1)
     second[inside()] = first[inside()]
     assert (first != second).any()
@@ -94,17 +94,17 @@ def size_of_raw(upright, degrees):
     return upright[::-1] if degrees % 180 else upright
 
 
-@pytest.mark.parametrize('degrees', TURNS)
+@pytest.mark.parametrize('degrees', ROTATIONS)
 def test_no_network_pixel_that_a_masked_pixel_has_a_part_in_becomes_a_point(degrees):
     """The network halves the picture and crops it, so each of its pixels is a block of 2x2."""
     width, height = size_of_raw((56, 84), degrees)
     seen = np.random.default_rng(4).random((height, width)) < 0.95
-    view = View((width, height), seen=seen, degrees=degrees)
+    view = View((width, height), valid=seen, degrees=degrees)
     assert view.prepare(noise(size=view.size)).shape == (84, 56, 3)
     assert view.upright_size == (56, 84)
     restored = view.restore(result((56, 84), target=28))
-    blocks = turn_picture(seen.astype(np.uint8), degrees).reshape(42, 2, 28, 2).all(axis=(1, 3))
-    kept = np.isfinite(turn_picture(restored.depth.numpy(), degrees))
+    blocks = rotate_image(seen.astype(np.uint8), degrees).reshape(42, 2, 28, 2).all(axis=(1, 3))
+    kept = np.isfinite(rotate_image(restored.depth.numpy(), degrees))
     np.testing.assert_array_equal(kept, blocks[7:35])
     assert len(PointFilter()(mapped(restored, restored.T_world_cam))) == kept.sum() > 100
 
@@ -121,7 +121,7 @@ def test_what_the_lens_never_showed_is_masked_too():
 
 
 @pytest.mark.parametrize('known', [True, False])
-@pytest.mark.parametrize('degrees', TURNS)
+@pytest.mark.parametrize('degrees', ROTATIONS)
 def test_known_intrinsics_are_those_of_the_rectified_camera(degrees, known):
     view = View((200, 160), camera_of(info(), False), degrees=degrees, replace_intrinsics=known)
     seen = result(size_of_raw((200, 160), degrees), target=98)
@@ -136,7 +136,7 @@ def test_known_intrinsics_are_those_of_the_rectified_camera(degrees, known):
 
 
 @pytest.mark.parametrize('model', DISTORTIONS)
-@pytest.mark.parametrize('degrees', TURNS)
+@pytest.mark.parametrize('degrees', ROTATIONS)
 def test_points_project_to_the_raw_pixels_that_they_were_seen_in(degrees, model):
     """The raw picture says where each of its pixels is: red is u, green is v."""
     view = View(

@@ -137,7 +137,7 @@ def test_a_mosaic_compressed_to_png_becomes_colours(tmp_path):
 
 def test_compressed_depth_is_no_picture(tmp_path):
     message = replace(compressed_image(SECOND, picture()), format='16UC1; compressedDepth png')
-    with pytest.raises(SourceError, match="'16UC1; compressedDepth png' means depth"):
+    with pytest.raises(SourceError, match="'16UC1; compressedDepth png' is depth"):
         open_source(write_bag(tmp_path / 'bag', [('/depth', SECOND, message)]))
 
 

@@ -209,9 +209,9 @@ def break_pose(folder):
 @pytest.mark.parametrize(
     ('damage', 'words'),
     [
-        (break_missing_image, 'lists .*a.png.* not there'),
+        (break_missing_image, 'lists .*a.png.* does not exist'),
         (break_stamps, 'stamps that do not increase'),
-        (break_number, "rgb.txt' holds 'soon'"),
+        (break_number, "rgb.txt' has 'soon'"),
         (break_empty, 'lists no images'),
         (break_times, '3 images and 2 stamps'),
         (break_calibration, 'calib.txt.* missing'),
@@ -220,9 +220,9 @@ def break_pose(folder):
         (break_calibration_singular, 'calib.txt.* no line P2'),
         (break_unit_of_stamps, 'image at 1.31e.18 s: stamps are in seconds'),
         (break_first_stamp, 'image at -1.25 s'),
-        (break_first_pose, 'frame-000000.pose.txt.*four by four'),
-        (break_rotation, 'frame-000001.pose.txt.*four by four'),
-        (break_pose, 'frame-000001.pose.txt.*four by four'),
+        (break_first_pose, 'frame-000000.pose.txt.*4x4'),
+        (break_rotation, 'frame-000001.pose.txt.*4x4'),
+        (break_pose, 'frame-000001.pose.txt.*4x4'),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, damage, words):

@@ -125,7 +125,7 @@ def bad_inputs(tmp_path):
     (tmp_path / 'cut' / '1.png').write_bytes(data[: len(data) // 2])
     write_pictures(tmp_path / 'sizes', ['0.png'])
     Image.fromarray(picture(height=7)).save(tmp_path / 'sizes' / '1.png')
-    (tmp_path / 'a.txt').write_text('not a video')
+    (tmp_path / 'a.txt').write_text('not a readable video')
     write_video(tmp_path / 'whole.avi')
     data = (tmp_path / 'whole.avi').read_bytes()
     (tmp_path / 'cut.avi').write_bytes(data[: len(data) // 2])
@@ -135,7 +135,7 @@ def bad_inputs(tmp_path):
         'text': (tmp_path / 'text', 'a.jpg.*not an image'),
         'cut': (tmp_path / 'cut', '1.png.*damaged'),
         'sizes': (tmp_path / 'sizes', '1.png.*8x7.*0.png.*8x6.*one size'),
-        'no video': (tmp_path / 'a.txt', 'a.txt.*not a video'),
+        'no video': (tmp_path / 'a.txt', 'a.txt.*not a readable video'),
         'cut video': (tmp_path / 'cut.avi', r'cut.avi.*\d+ of its 30 frames'),
     }
 

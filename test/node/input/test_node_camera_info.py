@@ -17,7 +17,7 @@ K = np.array([[50.0, 0, 27.0], [0, 51.0, 22.0], [0, 0, 1]])
 P = np.array([[44.0, 0, 28.5, 0], [0, 45.0, 20.5, 0], [0, 0, 1, 0]])
 LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 BEST_EFFORT = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
-NEXT_MAP = 'it is used from the next map on'
+NEXT_MAP = 'the next map will use it'
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -80,7 +80,7 @@ def test_one_camera_info_before_the_images_rectifies_them_all(qos, capfd):
         np.testing.assert_allclose(intrinsics(rig), P[:, :3], atol=1e-9)
         assert rig.diagnostic('camera_info') == 'used, plumb_bob'
     err = capfd.readouterr().err
-    assert err.count('images are undistorted (plumb_bob)') == 1
+    assert err.count('images are rectified (plumb_bob)') == 1
     assert 'incompatible QoS' not in err
 
 
@@ -118,7 +118,7 @@ def test_a_camera_info_of_another_camera_is_named_once(frame_id, warnings, capfd
         for i in range(3):
             rig.publish(1.0 + i, picture())
         rig.wait_counts(3, 3)
-    said = f"camera_info is of '{frame_id}' and the images are of 'cam'"
+    said = f"camera_info has the frame '{frame_id}' and the images have 'cam'"
     assert capfd.readouterr().err.count(said) == warnings
 
 
@@ -154,7 +154,7 @@ def test_a_late_camera_info_is_used_from_the_next_map_on(capfd):
         rig.wait_counts(2, 2)
         for seen in rig.engine.pictures:
             np.testing.assert_array_equal(seen, raw_pixels())
-        assert rig.diagnostic('camera_info') == 'heard, used from the next map on'
+        assert rig.diagnostic('camera_info') == 'received, used from the next map on'
         rig.wait_for('depth_info', 2)
         assert rig.call('reset').success
         rig.publish(3.0, picture())
@@ -163,7 +163,7 @@ def test_a_late_camera_info_is_used_from_the_next_map_on(capfd):
         assert [intrinsics(rig, i)[0, 0] for i in range(3)] == [W, W, pytest.approx(P[0, 0])]
     err = capfd.readouterr().err
     assert err.count(NEXT_MAP) == 1
-    assert err.count('nothing has come on /camera_info') == 1
+    assert err.count('nothing was received on /camera_info') == 1
 
 
 def test_no_camera_info_ever_is_no_obstacle(capfd):
@@ -171,7 +171,7 @@ def test_no_camera_info_ever_is_no_obstacle(capfd):
         for i in range(3):
             rig.publish(1.0 + i, picture())
         rig.wait_counts(3, 3)
-        assert rig.diagnostic('camera_info') == 'not heard on /camera_info'
+        assert rig.diagnostic('camera_info') == 'not received on /camera_info'
         rig.call('reset')
         rig.publish(4.0, picture())
         rig.wait_counts(4, 4)
@@ -231,10 +231,10 @@ def test_a_new_calibration_is_used_from_the_next_map_on(capfd):
 @pytest.mark.parametrize(
     ('message', 'reason'),
     [
-        (info(size=(2 * W, 2 * H)), 'it is for images of 112x84 and these have 56x42'),
+        (info(size=(2 * W, 2 * H)), 'it is for images of 112x84, but these are 56x42'),
         (info(k=np.zeros((3, 3))), 'the camera is not calibrated: its K is zero'),
-        (CameraInfo(), 'its size 0x0 is not that of a picture'),
-        (info(d=(np.nan,)), 'it holds NaN or infinity'),
+        (CameraInfo(), 'its image size 0x0 is invalid: sides must be 1 to 16384 pixels'),
+        (info(d=(np.nan,)), 'it contains NaN or infinity'),
     ],
 )
 def test_a_camera_info_of_no_use_is_named_and_images_go_on(message, reason, capfd):

@@ -6,7 +6,7 @@ from fake_engine import DEPTH, FakeEngine, STEP
 from image_messages import compressed, encode, ENCODINGS, png, raw
 from lingbot_map.geometry import quaternion_to_matrix, R_REP103_OPTICAL
 from lingbot_map.images.decoding import compressed_to_rgb, to_rgb
-from lingbot_map.images.view import GREY, turn_picture, turn_rotation, TURNS
+from lingbot_map.images.view import camera_rotation, GREY, rotate_image, ROTATIONS
 from lingbot_map.streaming.preprocess import open_rgb
 from lingbot_map_ros.node import LingbotMapNode
 from node_rig import running, to_time
@@ -198,11 +198,11 @@ def test_a_mask_that_is_none_fails_to_configure(capfd):
     assert "'image_mask': '/nowhere.png' is neither" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize('degrees', TURNS)
+@pytest.mark.parametrize('degrees', ROTATIONS)
 def test_a_camera_mounted_sideways_keeps_its_frame_and_the_map_is_upright(degrees):
     """The fake network sees a wall ahead, wider than high, and moves towards it."""
     upright = noise((56, 42))
-    mounted = turn_picture(upright, -degrees % 360)
+    mounted = rotate_image(upright, -degrees % 360)
     with running(
         ('points', 'depth', 'depth_info'), num_scale_frames=1, image_rotation=degrees
     ) as rig:
@@ -215,7 +215,7 @@ def test_a_camera_mounted_sideways_keeps_its_frame_and_the_map_is_upright(degree
         assert position == pytest.approx((2 * STEP, 0, 0), abs=1e-6)
         q = pose.orientation
         R_map_cam = quaternion_to_matrix(torch.tensor([q.x, q.y, q.z, q.w])).numpy()
-        expected = R_REP103_OPTICAL @ turn_rotation(degrees)
+        expected = R_REP103_OPTICAL @ camera_rotation(degrees)
         np.testing.assert_allclose(R_map_cam, expected, atol=1e-6)
         depth, info = rig.wait_for('depth', 1)[0], rig.wait_for('depth_info', 1)[0]
         assert (depth.height, depth.width) == mounted.shape[:2]

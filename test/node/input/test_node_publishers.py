@@ -61,7 +61,7 @@ def test_a_publisher_that_does_not_fit_is_named_with_the_remedy(camera, override
         level, value = wait_value(rig, 'image_publishers_not_heard', lambda value: not value)
         assert level != DiagnosticStatus.ERROR
     log = capfd.readouterr().err
-    assert log.count('images of /front/weak_camera on /image are not heard') == 1
+    assert log.count('images of /front/weak_camera on /image are not received') == 1
 
 
 def test_one_of_two_publishers_is_named_and_the_other_one_heard(camera):
@@ -103,7 +103,7 @@ def test_simulated_time_that_stands_still_is_the_reason_given_and_no_watchdog_fi
     monkeypatch.setattr(silence, 'PATIENCE_S', 0.0)
     with running(num_scale_frames=1, use_sim_time=True, watchdog_timeout=0.2) as rig:
         _, text = wait_value(rig, 'silence', bool)
-        assert 'nothing has come on /clock' in text
+        assert 'nothing was received on /clock' in text
         clock = rig.publisher(Clock, '/clock')
         clock.publish(Clock(clock=to_time(100.0)))
         rig.wait(lambda: rig.node.get_clock().now().nanoseconds > 0)

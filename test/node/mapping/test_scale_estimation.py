@@ -22,7 +22,7 @@ class Tree:
     def __init__(self, T_base_cam=None):
         self._T_base_cam = T_base_cam
 
-    def mount(self, base, camera):
+    def extrinsics(self, base, camera):
         assert (base, camera) == ('base_footprint', 'cam')
         if self._T_base_cam is None:
             raise NoTransform('none')
@@ -75,9 +75,9 @@ def seen(T_odom_base, rng=None, noise=0.0):
 def estimate(odometry, tree, path, seen_path):
     """Return the first fit and the number of images it took; odometry is ahead by one message."""
     estimator = ScaleEstimator(odometry, tree, NodeParams(), 'cam')
-    odometry.hear(message(1, path[0]))
+    odometry.receive(message(1, path[0]))
     for i, (T_odom_base, T_world_cam) in enumerate(zip(path, seen_path, strict=True), start=1):
-        odometry.hear(message(i * PERIOD_NS + 1000, T_odom_base))
+        odometry.receive(message(i * PERIOD_NS + 1000, T_odom_base))
         fit = estimator.add(i * PERIOD_NS, T_world_cam)
         if fit is not None:
             return fit, i
@@ -156,7 +156,7 @@ def test_odometry_that_is_late_is_waited_for(odometry):
     for i, T in enumerate(path[:-1], start=1):
         assert estimator.add(i * PERIOD_NS, seen(T)) is None
     for i, T in enumerate(path, start=1):
-        odometry.hear(message(i * PERIOD_NS, T))
+        odometry.receive(message(i * PERIOD_NS, T))
     fit = estimator.add(len(path) * PERIOD_NS, seen(path[-1]))
     assert fit.scale == pytest.approx(SCALE, rel=1e-6)
 
@@ -164,7 +164,7 @@ def test_odometry_that_is_late_is_waited_for(odometry):
 def test_a_pose_that_is_not_finite_is_no_pair(odometry):
     estimator = ScaleEstimator(odometry, Tree(MOUNT), NodeParams(), 'cam')
     for i in (1, 2):
-        odometry.hear(message(i * PERIOD_NS, np.eye(4)))
+        odometry.receive(message(i * PERIOD_NS, np.eye(4)))
         assert estimator.add(i * PERIOD_NS, np.full((4, 4), np.nan)) is None
     assert 'waiting for odometry' in estimator.status
 
@@ -175,7 +175,7 @@ def test_odometry_is_interpolated_but_not_over_gaps(odometry):
         (1_400_000_000, planar(1.0, 0.0, np.pi / 2)),
         (3 * 10**9, planar(9.0, 0.0, 0.0)),
     ]:
-        odometry.hear(message(stamp_ns, T))
+        odometry.receive(message(stamp_ns, T))
     halfway = odometry.at(1_200_000_000)
     np.testing.assert_allclose(halfway, planar(0.5, 0.0, np.pi / 4), atol=1e-12)
     np.testing.assert_allclose(odometry.at(3 * 10**9), planar(9.0, 0.0, 0.0), atol=1e-12)
@@ -184,21 +184,21 @@ def test_odometry_is_interpolated_but_not_over_gaps(odometry):
 
 
 def test_old_and_broken_odometry_is_ignored_and_a_jump_starts_anew(odometry):
-    odometry.hear(message(100 * 10**9, planar(1.0, 0.0, 0.0)))
-    odometry.hear(message(99 * 10**9, planar(5.0, 0.0, 0.0)))
+    odometry.receive(message(100 * 10**9, planar(1.0, 0.0, 0.0)))
+    odometry.receive(message(99 * 10**9, planar(5.0, 0.0, 0.0)))
     broken = message(101 * 10**9, np.eye(4))
     broken.pose.pose.position.x = np.nan
-    odometry.hear(broken)
+    odometry.receive(broken)
     assert odometry.newest_ns == 100 * 10**9
     assert odometry.at(99 * 10**9) is None
-    odometry.hear(message(10**9, planar(5.0, 0.0, 0.0)))  # 99 s back: the bag began again
+    odometry.receive(message(10**9, planar(5.0, 0.0, 0.0)))  # 99 s back: the bag began again
     assert odometry.newest_ns == 10**9
     assert odometry.at(100 * 10**9) is None
 
 
 def test_only_the_last_minute_is_kept(odometry):
     for second in range(1, 301):
-        odometry.hear(message(second * 10**9, np.eye(4)))
+        odometry.receive(message(second * 10**9, np.eye(4)))
     assert odometry.at(300 * 10**9) is not None
     assert odometry.at(245 * 10**9) is not None
     assert odometry.at(100 * 10**9) is None

@@ -338,7 +338,7 @@ def test_a_camera_whose_images_come_in_the_frame_of_the_robot_has_no_mount():
     values = {'tf_mode': 'map_to_odom', 'scale_source': 'odometry', 'num_scale_frames': 1}
     with running(**values) as rig:
         rig.send(1.0, frame_id='base_link')
-        wait_for_trouble(rig, "the images come in 'base_link' itself")
+        wait_for_trouble(rig, "the images have the frame 'base_link' itself")
         assert not sent(rig)
 
 

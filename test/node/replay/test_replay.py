@@ -431,7 +431,7 @@ def bad_inputs(tmp_path, folder):
     tiny = ['--model', 'tiny']
     return {
         'missing': ([str(tmp_path / 'nowhere')], 'nowhere.* does not exist'),
-        'empty': ([str(tmp_path / 'empty')], 'holds no images'),
+        'empty': ([str(tmp_path / 'empty')], 'contains no images'),
         'damaged': ([str(tmp_path / 'cut'), *tiny, '--checkpoint', 'random'], 'a.png.*damaged'),
         'rate': ([walk, '--rate', '-1'], '--rate is -1.0'),
         'rate nan': ([walk, '--rate', 'nan'], '--rate is nan'),
@@ -441,8 +441,8 @@ def bad_inputs(tmp_path, folder):
         'params file': ([walk, '--params', 'none.yaml'], "'none.yaml' is not a file"),
         'params text': ([walk, '--params', str(tmp_path / 'bad.yaml')], 'bad.yaml'),
         'params value': ([walk, '--params', str(tmp_path / 'off.yaml')], 'points.stride'),
-        'out': ([walk, '--out', str(tmp_path / 'taken')], 'taken.* is not a folder'),
-        'out of no disk': ([walk, '--out', '/proc/results'], "'/proc' is not a folder that can"),
+        'out': ([walk, '--out', str(tmp_path / 'taken')], 'taken.* is not a writable folder'),
+        'out of no disk': ([walk, '--out', '/proc/results'], "'/proc' is not a writable folder"),
         'checkpoint': ([walk, *tiny, '--checkpoint', 'no.pt'], "'no.pt' is not a file"),
         'topic': ([walk, '--image-topic', '/x'], 'not a bag'),
         'truth': ([walk, '--ground-truth', '/x'], 'not a file, and.*not a bag'),

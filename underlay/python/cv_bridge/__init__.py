@@ -1,4 +1,4 @@
-"""Stand in for cv_bridge where no ROS distribution provides it, for the calls made here."""
+"""The part of cv_bridge that this project uses, for systems without a ROS distribution."""
 
 from cv_bridge.core import CvBridge, CvBridgeError
 

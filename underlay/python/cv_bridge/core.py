@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 from sensor_msgs.msg import Image
 
-# Encoding: (how OpenCV's conversion codes call it, type of a value, channels).
+# Encoding: (name in OpenCV's conversion codes, type of a value, channels).
 _COLORS = {
     'mono8': ('GRAY', 'uint8', 1),
     'rgb8': ('RGB', 'uint8', 3),
@@ -31,7 +31,7 @@ _PLAIN = re.compile(r'(8U|8S|16U|16S|32S|32F|64F)(?:C([0-9]+))?')
 
 
 class CvBridgeError(TypeError):
-    """Say why an image could not be converted."""
+    """An image cannot be converted."""
 
 
 class CvBridge:
@@ -48,7 +48,7 @@ class CvBridge:
         """
         Return the pixels (H, W) or (H, W, C) in `desired_encoding`, row padding removed.
 
-        CvBridgeError: unknown encoding, no such conversion, or too little data.
+        Raises CvBridgeError for an unknown encoding or conversion, or too little data.
         """
         name, channels = self.encoding_to_dtype_with_channels(img_msg.encoding)
         dtype = np.dtype(name).newbyteorder('>' if img_msg.is_bigendian else '<')
@@ -62,9 +62,9 @@ class CvBridge:
 
     def compressed_imgmsg_to_cv2(self, cmprs_img_msg, desired_encoding='passthrough'):
         """
-        Return the decoded pixels: as stored for `passthrough`, otherwise taken as bgr8.
+        Return the decoded pixels: as stored for `passthrough`, else converted from bgr8.
 
-        CvBridgeError: the data is no image, or there is no such conversion.
+        Raises CvBridgeError if the data is not an image or the conversion is unknown.
         """
         data = np.frombuffer(cmprs_img_msg.data, np.uint8)
         try:
@@ -79,8 +79,8 @@ class CvBridge:
         """
         Return an Image message of the pixels (H, W) or (H, W, C).
 
-        `passthrough` names the type of the array, such as 32FC1. CvBridgeError: `encoding` has
-        another type or another number of channels than the array.
+        `passthrough` uses the type of the array, such as 32FC1. Raises CvBridgeError if
+        `encoding` has another type or number of channels than the array.
         """
         if not isinstance(cvim, np.ndarray):
             raise TypeError('Your input type is not a numpy array')
@@ -102,7 +102,7 @@ class CvBridge:
 
 
 def _convert(pixels, source, target):
-    """Return `pixels` of encoding `source` in encoding `target`, 8 and 16 bits scaled."""
+    """Convert `pixels` from encoding `source` to `target`, scaling between 8 and 16 bits."""
     if target in ('passthrough', source):
         return pixels
     if source not in _COLORS or target not in _COLORS:

@@ -1,7 +1,7 @@
 """
-Stand in for sensor_msgs_py.point_cloud2 where no ROS distribution provides it.
+The part of sensor_msgs_py.point_cloud2 that this project uses, for systems without ROS.
 
-Only the calls made here, with the signatures of the original; clouds are unorganized.
+Signatures are those of the original. Only unorganized clouds are supported.
 """
 
 from array import array
@@ -48,14 +48,14 @@ def create_cloud(
     """
     Return a cloud of `points`: a structured array (N,), an array (N, F) or tuples.
 
-    As with the original, N is at least 1 and a structured array has the type that `fields` say.
+    As in the original, N must be at least 1 and a structured array must have the type of `fields`.
     """
     dtype = dtype_from_fields(fields, point_step)
     if not isinstance(points, np.ndarray):
         points = np.array([tuple(point) for point in points], dtype)
     elif points.dtype.names is None:
         points = unstructured_to_structured(points, dtype)
-    assert points.dtype == dtype, f'points are {points.dtype}, the fields say {dtype}'
+    assert points.dtype == dtype, f'points have type {points.dtype}, fields have {dtype}'
     assert points.ndim == 1, f'an unorganized cloud has one dimension, not {points.ndim}'
     cloud = PointCloud2(
         header=header,
@@ -66,7 +66,7 @@ def create_cloud(
         point_step=dtype.itemsize,
         row_step=dtype.itemsize * len(points),
     )
-    # Not through the constructor: that checks each byte.
+    # Set after construction: the constructor checks each byte.
     data = array('B')
     data.frombytes(memoryview(points).cast('B'))
     cloud.data = data

@@ -1,4 +1,4 @@
-"""Stand in for tf2_ros where no ROS distribution provides it, for the calls made here."""
+"""The part of tf2_ros that this project uses, for systems without a ROS distribution."""
 
 from tf2_ros.buffer import Buffer
 from tf2_ros.exceptions import (

@@ -23,9 +23,9 @@ _NORM_TOLERANCE = 1e-3
 
 class Buffer:
     """
-    Keeps what is told about frames, and says where one was in another at some time.
+    Stores transforms over time and looks them up between any two frames. Thread-safe.
 
-    A jump back of the clock forgets all that moves. Safe to use from any thread.
+    If the clock jumps back, all transforms but the static ones are cleared.
     """
 
     def __init__(self, cache_time: Duration | None = None, node: Node | None = None) -> None:
@@ -46,13 +46,13 @@ class Buffer:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all that moves."""
+        """Clear all transforms but the static ones."""
         with self._changed:
             for cache in self._caches.values():
                 cache.clear()
 
     def set_transform(self, transform: TransformStamped, authority: str) -> None:
-        """Take the place of a frame at the time of the header."""
+        """Add the pose of a frame at the stamp of the header."""
         child, link = transform.child_frame_id.lstrip('/'), _checked(transform, authority)
         if link is None:
             return
@@ -69,7 +69,7 @@ class Buffer:
             self._note(child, link)
 
     def set_transform_static(self, transform: TransformStamped, authority: str) -> None:
-        """Take the place of a frame that holds at any time."""
+        """Set the pose of a frame that is valid at any time."""
         child, link = transform.child_frame_id.lstrip('/'), _checked(transform, authority)
         if link is not None:
             with self._changed:
@@ -88,17 +88,17 @@ class Buffer:
         timeout: Duration = Duration(),  # noqa: B008 - as in tf2_ros, and it never changes
         return_debug_tuple: bool = False,
     ) -> bool | tuple[bool, str]:
-        """Tell whether a lookup would succeed, waiting for it up to `timeout`."""
+        """Return whether a lookup would succeed; wait for it up to `timeout`."""
         deadline_s = wall.monotonic() + timeout.nanoseconds / 1e9
         with self._changed:
             while True:
-                why = self._obstacle(target_frame, source_frame, time)
+                error = self._lookup_error(target_frame, source_frame, time)
                 left_s = deadline_s - wall.monotonic()
-                if not why or left_s <= 0:
-                    return (not why, why) if return_debug_tuple else not why
+                if not error or left_s <= 0:
+                    return (not error, error) if return_debug_tuple else not error
                 self._changed.wait(left_s)
 
-    def _obstacle(self, target_frame: str, source_frame: str, time: Time) -> str:
+    def _lookup_error(self, target_frame: str, source_frame: str, time: Time) -> str:
         try:
             self._find(target_frame, source_frame, time.nanoseconds)
         except TransformException as error:
@@ -115,8 +115,8 @@ class Buffer:
         """
         Return the transform from `source_frame` to `target_frame`; time 0 is the latest.
 
-        That has the stamp of the latest time that all frames between have, or 0 if none moves.
-        TransformException: there is none, also after waiting up to `timeout`.
+        Its stamp is the latest time available for all frames in between, or 0 if all are static.
+        Raises TransformException if there is none after waiting up to `timeout`.
         """
         self.can_transform(target_frame, source_frame, time, timeout)
         with self._changed:
@@ -149,7 +149,7 @@ class Buffer:
             raise LookupException(f'"{frame}" {where} does not exist.')
 
     def _paths(self, target: str, source: str, time_ns: int | None) -> tuple[list, list]:
-        """Return the links from the source, and from the target, up to where they meet."""
+        """Return the links from source and from target up to their common ancestor."""
         up, up_error = self._walk(source, time_ns)
         down, down_error = self._walk(target, time_ns)
         above_source = [source, *(link.parent for _, link in up)]
@@ -168,7 +168,7 @@ class Buffer:
         )
 
     def _walk(self, frame: str, time_ns: int | None) -> tuple[list, TransformException | None]:
-        """Return (frame, link) from a frame upwards, and why it ends before the root."""
+        """Return (frame, link) from a frame to its root, and the error if it ends before."""
         links = []
         while frame in self._caches and len(links) <= len(self._caches):
             try:
@@ -185,21 +185,21 @@ class Buffer:
 def _checked(transform: TransformStamped, authority: str) -> Link | None:
     child, parent = transform.child_frame_id.lstrip('/'), transform.header.frame_id.lstrip('/')
     link = Link.of(parent, transform.transform)
-    trouble = ''
+    problem = ''
     if child == parent:
-        trouble = 'TF_SELF_TRANSFORM'
+        problem = 'TF_SELF_TRANSFORM'
     elif not child:
-        trouble = 'TF_NO_CHILD_FRAME_ID'
+        problem = 'TF_NO_CHILD_FRAME_ID'
     elif not parent:
-        trouble = 'TF_NO_FRAME_ID'
+        problem = 'TF_NO_FRAME_ID'
     elif np.isnan(link.t).any() or np.isnan(link.q).any():
-        trouble = 'TF_NAN_INPUT'
+        problem = 'TF_NAN_INPUT'
     elif abs(link.q @ link.q - 1) > _NORM_TOLERANCE:
-        trouble = 'TF_DENORMALIZED_QUATERNION'
-    if not trouble:
+        problem = 'TF_DENORMALIZED_QUATERNION'
+    if not problem:
         return link
     get_logger('tf2_buffer').error(
-        f'{trouble}: Ignoring transform from authority "{authority}" with frame_id "{parent}" and '
+        f'{problem}: Ignoring transform from authority "{authority}" with frame_id "{parent}" and '
         f'child_frame_id "{child}"'
     )
     return None
@@ -215,7 +215,7 @@ def _message(target: str, source: str, time_ns: int, T: np.ndarray) -> Transform
 
 
 def _quaternion(R: np.ndarray) -> np.ndarray:
-    """Return the unit quaternion xyzw of a rotation: the eigenvector of Bar-Itzhack's matrix."""
+    """Return the unit quaternion xyzw of a rotation, with the method of Bar-Itzhack."""
     K = np.zeros((4, 4))
     K[:3, :3] = R + R.T - np.trace(R) * np.eye(3)
     K[3, :3] = K[:3, 3] = R[2, 1] - R[1, 2], R[0, 2] - R[2, 0], R[1, 0] - R[0, 1]

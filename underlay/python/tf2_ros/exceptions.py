@@ -1,5 +1,5 @@
 class TransformException(Exception):
-    """Say why there is no transform."""
+    """Base class: the transform is not available."""
 
 
 class ConnectivityException(TransformException):
@@ -11,12 +11,12 @@ class LookupException(TransformException):
 
 
 class ExtrapolationException(TransformException):
-    """The time lies outside of what has been heard."""
+    """The time is outside of the buffered range."""
 
 
 class InvalidArgumentException(TransformException):
-    """A frame id is empty or begins with a slash."""
+    """A frame id is empty or starts with a slash."""
 
 
 class TimeoutException(TransformException):
-    """Nothing has come in time."""
+    """The transform did not become available in time."""

@@ -6,7 +6,7 @@ from tf2_ros.transform_broadcaster import as_list
 
 
 class StaticTransformBroadcaster:
-    """Publish transforms that do not change on /tf_static, also to those that listen later."""
+    """Publish static transforms on /tf_static, also for late subscribers."""
 
     def __init__(self, node: Node, qos: QoSProfile | int | None = None) -> None:
         if qos is None:
@@ -15,7 +15,7 @@ class StaticTransformBroadcaster:
         self._transforms: dict[str, TransformStamped] = {}
 
     def sendTransform(self, transform: TransformStamped | list[TransformStamped]) -> None:
-        """Publish one transform or several, with all that were sent before for other children."""
+        """Publish one or several transforms, plus those sent before for other children."""
         self._transforms.update({t.child_frame_id: t for t in as_list(transform)})
-        # Late listeners get the last message only, so it carries everything.
+        # A late subscriber gets only the last message, so it must contain all transforms.
         self.pub_tf.publish(TFMessage(transforms=list(self._transforms.values())))

@@ -1,4 +1,4 @@
-"""What has been heard of one frame: where it was in its parent, and when."""
+"""Caches of the transforms from one frame to its parent, over time."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _NS = 1e9
 
 @dataclass(frozen=True)
 class Link:
-    """Place of a frame in its parent: translation (3,), unit quaternion xyzw (4,)."""
+    """Pose of a frame in its parent: translation (3,), unit quaternion xyzw (4,)."""
 
     parent: str
     t: np.ndarray
@@ -37,7 +37,7 @@ class Link:
 
 
 class StaticCache:
-    """A place that holds at any time."""
+    """A static link, valid at any time."""
 
     latest_ns: int | None = None
 
@@ -48,11 +48,11 @@ class StaticCache:
         return self._link
 
     def clear(self) -> None:
-        """Keep what never changes."""
+        """Do nothing: static links are kept."""
 
 
 class TimeCache:
-    """Places by time, those of the last `length_ns`."""
+    """Links over time, for the last `length_ns`."""
 
     def __init__(self, length_ns: int):
         self._length_ns = length_ns
@@ -67,7 +67,7 @@ class TimeCache:
         return self._stamps_ns[-1] if self._stamps_ns else 0
 
     def insert(self, stamp_ns: int, link: Link) -> bool:
-        """Add a place; tell whether it was not too old."""
+        """Add a link; return False if it is too old."""
         oldest_ns = max(self.latest_ns, stamp_ns) - self._length_ns
         if stamp_ns < oldest_ns:
             return False
@@ -79,7 +79,7 @@ class TimeCache:
         return True
 
     def at(self, time_ns: int | None) -> Link | None:
-        """Return the place at a time, between two that were heard, or the latest; None: never."""
+        """Return the interpolated link at `time_ns` (None: the latest), or None if empty."""
         if not self._stamps_ns:
             return None
         i = len(self._stamps_ns) - 1 if time_ns is None else bisect_left(self._stamps_ns, time_ns)
@@ -112,7 +112,7 @@ class TimeCache:
 
 
 def _between(before: Link, after: Link, ratio: float) -> Link:
-    """Return the place at `ratio` of the way: a straight line, and a turn of even speed."""
+    """Interpolate at `ratio` (0 to 1): linear translation, spherical rotation."""
     cosine = before.q @ after.q
     q_after = -after.q if cosine < 0 else after.q
     angle = np.arccos(min(abs(cosine), 1.0))

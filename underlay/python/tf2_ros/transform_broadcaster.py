@@ -15,10 +15,10 @@ class TransformBroadcaster:
         )
 
     def sendTransform(self, transform: TransformStamped | list[TransformStamped]) -> None:
-        """Publish one transform or several in one message."""
+        """Publish one or several transforms in one message."""
         self.pub_tf.publish(TFMessage(transforms=as_list(transform)))
 
 
 def as_list(transform: TransformStamped | Iterable[TransformStamped]) -> list[TransformStamped]:
-    """Return a list of one or of several transforms."""
+    """Return one or several transforms as a list."""
     return [transform] if isinstance(transform, TransformStamped) else list(transform)

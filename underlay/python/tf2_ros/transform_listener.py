@@ -14,7 +14,7 @@ _AUTHORITY = 'default_authority'
 
 
 class TransformListener:
-    """Fills a buffer with what others publish on /tf and /tf_static."""
+    """Subscribes to /tf and /tf_static and fills a buffer."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class TransformListener:
             Thread(target=executor.spin, daemon=True).start()
 
     def unregister(self) -> None:
-        """Stop listening."""
+        """Destroy the subscriptions."""
         self.node.destroy_subscription(self.tf_sub)
         self.node.destroy_subscription(self.tf_static_sub)
 
