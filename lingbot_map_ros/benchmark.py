@@ -51,7 +51,7 @@ class NoNetwork:
     compile_mode, attention_backend = 'off', 'none'
     keyframe_interval = 1
     last_scale_step, last_residual = 1.0, 0.0
-    standing, gated_frames = False, 0
+    is_static, gated_frames = False, 0
 
     def __init__(self, params: NodeParams):
         self.frames = self.keyframes = self.held_keyframes = 0

@@ -36,7 +36,7 @@ class StreamEngine:
 
     Attributes: `sequence`, changes whenever a new sequence begins, whose poses share no frame with
     those before; `window` of the sequence, from 0; `last_scale_step` and `last_residual` of its
-    newest roll-over (see `Seam`), 1 and 0 before the first; `standing`, whether the motion gate
+    newest roll-over (see `Seam`), 1 and 0 before the first; `is_static`, whether the motion gate
     saw no motion in the newest image; `gated_frames`, those of the sequence that ran as
     non-keyframes for that reason. `check_memory(height, width)` is called before anything is
     allocated for images of that size, and may raise.
@@ -159,7 +159,7 @@ class StreamEngine:
 
         Nothing while the scale batch fills, then all of it at once, then one result per image. A
         change of the network's image size starts a new sequence. With `motion_gate`, an image that
-        shows no motion (`standing`) is left out while the batch fills, and no keyframe later.
+        shows no motion (`is_static`) is left out while the batch fills, and no keyframe later.
 
         A later image whose pose is not finite is no keyframe.
 
@@ -183,17 +183,17 @@ class StreamEngine:
             else:
                 LOGGER.warning('warming up for images of %dx%d', *frame.mapping.original_size)
                 self.warm_up(*rgb.shape[:2])
-        self.standing = not self._gate.passes(frame.image)
+        self.is_static = not self._gate.passes(frame.image)
         if self._scale_frames:
             try:
-                return [self._run_frame(frame, moves=not self.standing)]
+                return [self._run_frame(frame, moves=not self.is_static)]
             except StreamLimitError as error:
                 if self._config.on_limit == 'stop':
                     raise
                 LOGGER.warning('%s: starting a new sequence', error)
                 self.reset()
                 self._gate.passes(frame.image)  # the first of the new sequence
-        if self.standing:
+        if self.is_static:
             return []
         self._waiting.append(frame)
         full = len(self._waiting) == self._config.num_scale_frames
@@ -210,7 +210,7 @@ class StreamEngine:
         return self._run_waiting()
 
     def _forget_motion(self) -> None:
-        self.standing = False
+        self.is_static = False
         self._gate.clear()
 
     def _run_waiting(self) -> list[FrameResult]:

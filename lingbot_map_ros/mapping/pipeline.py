@@ -218,6 +218,6 @@ class Pipeline:
             return 'WAITING_FOR_IMAGES'
         if worker.initialized:
             return 'WAITING_FOR_SCALE' if worker.delivery.waits_for_scale else 'TRACKING'
-        if worker.progress.standing:
+        if worker.progress.is_static:
             return 'WAITING_FOR_MOTION'
         return f'{INITIALIZING} {worker.waiting}/{self.params.num_scale_frames}'

@@ -93,7 +93,7 @@ def test_a_warm_up_tells_nothing_and_leaves_nothing(settings, mode, spoil, caplo
     assert not caplog.records and not taken_over
     assert (engine.window, engine.last_scale_step, engine.last_residual) == (0, 1, 0)
     assert engine.frames == engine.waiting == engine.keyframes == engine.held_keyframes == 0
-    assert engine.gated_frames == 0 and not engine.standing and engine.keyframe_interval == 2
+    assert engine.gated_frames == 0 and not engine.is_static and engine.keyframe_interval == 2
     assert engine._memory.kept == engine._next.memory.kept == 0
     assert not engine._next.complete
 
