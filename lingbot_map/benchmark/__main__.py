@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with torch.inference_mode():  # as in the node: a change of the mode would recompile
             setup = setup_of(args)
             if setup.model == 'full' and setup.device.type == 'cpu':
-                _say(
+                _log(
                     'the full network takes long on a CPU; try --model demo --image-width 168 '
                     '--image-height 126 --frames 100'
                 )
@@ -89,13 +89,13 @@ def _measurement(args: argparse.Namespace) -> Measurement:
 
 
 def _run(args: argparse.Namespace, setup: Setup, weights: dict[str, Tensor]) -> Found:
-    run = measure(setup, weights, args.frames, _say, outside=True)
+    run = measure(setup, weights, args.frames, _log, outside=True)
     return [memory_line(setup), *run_lines(run)], {'runs': [run_values(run)]}
 
 
 def _compare(args: argparse.Namespace, setup: Setup, weights: dict[str, Tensor]) -> Found:
     runs = [
-        measure(replace(setup, compile_mode=mode), weights, args.frames, _say)
+        measure(replace(setup, compile_mode=mode), weights, args.frames, _log)
         for mode in args.compare
     ]
     lines = [memory_line(setup), '', *comparison_lines(runs, [run.label for run in runs])]
@@ -105,7 +105,7 @@ def _compare(args: argparse.Namespace, setup: Setup, weights: dict[str, Tensor])
 def _sweep(args: argparse.Namespace, setup: Setup, weights: dict[str, Tensor]) -> Found:
     counts = [count for count in SWEEP_FRAMES if count <= args.frames]
     runs = [
-        measure(replace(setup, max_keyframes=kept_frames(args, count)), weights, count, _say)
+        measure(replace(setup, max_keyframes=kept_frames(args, count)), weights, count, _log)
         for count in counts
     ]
     labels = [f'{count} frames, memory for {kept_frames(args, count)}' for count in counts]
@@ -114,16 +114,16 @@ def _sweep(args: argparse.Namespace, setup: Setup, weights: dict[str, Tensor]) -
 
 def _accuracy(args: argparse.Namespace, setup: Setup, weights: dict[str, Tensor]) -> Found:
     modes = args.compare or [setup.compile_mode]
-    found = deviations(setup, modes, weights, args.frames, _say)
+    found = deviations(setup, modes, weights, args.frames, _log)
     return [memory_line(setup), '', *accuracy_lines(found)], {'deviations': accuracy_values(found)}
 
 
 def _soak(args: argparse.Namespace, setup: Setup, weights: dict[str, Tensor]) -> Found:
-    found = soak(setup, weights, args.frames, _say)
+    found = soak(setup, weights, args.frames, _log)
     return [memory_line(setup), '', *soak_lines(found)], {'soak': soak_values(found)}
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f'benchmark: {text}\n')
 
 

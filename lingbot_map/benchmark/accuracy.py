@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lingbot_map.benchmark.setup import build, room, Setup
-from lingbot_map.benchmark.speed import Say
+from lingbot_map.benchmark.speed import Log
 from lingbot_map.evaluation.metrics import rotation_angles_deg
 from lingbot_map.models.cuda import tf32
 import numpy as np
@@ -38,18 +38,18 @@ class Deviation:
 
 
 def deviations(
-    setup: Setup, modes: Sequence[str], weights: dict[str, Tensor], frames: int, say: Say
+    setup: Setup, modes: Sequence[str], weights: dict[str, Tensor], frames: int, log: Log
 ) -> dict[str, Deviation]:
     """Return what the set-up deviates from float32 in each mode, and before that in none."""
-    say(f'drawing {frames} frames')
+    log(f'drawing {frames} frames')
     images = room(setup, frames)
     plain = replace(setup, compile_mode='off', attention_backend='sdpa', heads_dtype='fp32')
     with tf32(False):
-        _, reference = _track(replace(plain, dtype='float32'), weights, images, say)
-        _, eager = _track(plain, weights, images, say)
+        _, reference = _track(replace(plain, dtype='float32'), weights, images, log)
+        _, eager = _track(plain, weights, images, log)
     found = {EAGER: deviation(eager, reference)}
     for mode in modes:
-        label, track = _track(replace(setup, compile_mode=mode), weights, images, say)
+        label, track = _track(replace(setup, compile_mode=mode), weights, images, log)
         found[label] = deviation(track, reference)
     return found
 
@@ -58,11 +58,11 @@ def deviation(track: Track, reference: Track) -> Deviation:
     """Compare the tracks of the same frames."""
     T, R = track.T_world_cam, reference.T_world_cam
     distance = np.linalg.norm(T[:, :3, 3] - R[:, :3, 3], axis=1)
-    turned = R[:, :3, :3].transpose(0, 2, 1) @ T[:, :3, :3]
+    rotation = R[:, :3, :3].transpose(0, 2, 1) @ T[:, :3, :3]
     relative = np.abs(track.depth - reference.depth) / reference.depth
     return Deviation(
         100 * distance / np.median(reference.depth, axis=(1, 2)),
-        rotation_angles_deg(turned),
+        rotation_angles_deg(rotation),
         100 * np.median(relative, axis=(1, 2)),
     )
 
@@ -75,7 +75,7 @@ def accuracy_lines(found: dict[str, Deviation]) -> list[str]:
     )
     columns = f'{"":{width}}' + 3 * f'{"median":>10}{"max":>10}{"x eager":>10}'
     rows = [f'{name:{width}}' + _summary(each, found[EAGER]) for name, each in found.items()]
-    return ['deviation from float32', head, columns, *rows, *_way_lines(found)]
+    return ['deviation from float32', head, columns, *rows, *_frame_lines(found)]
 
 
 def accuracy_values(found: dict[str, Deviation]) -> dict[str, object]:
@@ -87,10 +87,10 @@ def accuracy_values(found: dict[str, Deviation]) -> dict[str, object]:
 
 
 def _track(
-    setup: Setup, weights: dict[str, Tensor], images: np.ndarray, say: Say
+    setup: Setup, weights: dict[str, Tensor], images: np.ndarray, log: Log
 ) -> tuple[str, Track]:
     """Return the label and the track of an engine that is gone afterwards."""
-    say(f'{setup.trunk_dtype}, heads {setup.heads_dtype}, compile_mode {setup.compile_mode}')
+    log(f'{setup.trunk_dtype}, heads {setup.heads_dtype}, compile_mode {setup.compile_mode}')
     ready = build(setup, weights)
     # Poses and depth leave the device at once: the next engine needs the room.
     results = [
@@ -115,7 +115,7 @@ def _ratio(values: np.ndarray, base: np.ndarray) -> str:
     return f'{np.median(values) / np.median(base):.2f}' if np.median(base) > 0 else '-'
 
 
-def _way_lines(found: dict[str, Deviation]) -> list[str]:
+def _frame_lines(found: dict[str, Deviation]) -> list[str]:
     count = len(found[EAGER].depth_percent)
     indices = np.unique(np.linspace(0, count - 1, _ROWS).round().astype(int))
     head = f'{"frame":>7}' + ''.join(f'{name:>30}' for name in found)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from lingbot_map.benchmark.setup import build, noise, Setup
-from lingbot_map.benchmark.speed import Push, Say, stream
+from lingbot_map.benchmark.speed import Log, Push, stream
 from lingbot_map.streaming.compiling import compilations
 from lingbot_map.streaming.engine import StreamEngine
 import numpy as np
@@ -58,9 +58,9 @@ class Soak:
         return getattr(self.full[-1], name) / getattr(self.full[0], name)
 
 
-def soak(setup: Setup, weights: dict[str, Tensor], frames: int, say: Say) -> Soak:
+def soak(setup: Setup, weights: dict[str, Tensor], frames: int, log: Log) -> Soak:
     """Run noise, every frame of it new to the memory, and look at it ten times."""
-    say('loading and warming up')
+    log('loading and warming up')
     ready = build(setup, weights)
     compiled, engine, parts = compilations(), ready.engine, []
     images, full = noise(setup, frames), setup.num_scale_frames + setup.sliding_window
@@ -71,7 +71,7 @@ def soak(setup: Setup, weights: dict[str, Tensor], frames: int, say: Say) -> Soa
         is_full = engine.window > 0 or engine.held_keyframes >= full
         part = [next(pushes) for _ in range(count)]
         parts.append(_part(part, is_full, engine, setup.device))
-        say(f'{engine.frames} of {frames} frames, {parts[-1].wall_ms:.1f} ms')
+        log(f'{engine.frames} of {frames} frames, {parts[-1].wall_ms:.1f} ms')
     return Soak(parts, compilations() - compiled)
 
 

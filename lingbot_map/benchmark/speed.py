@@ -16,12 +16,12 @@ from torch import Tensor
 _AROUND_POSITION = 30  # frames before and after 10, 50 and 90 % of the run
 _AROUND_TRACE = 3
 _TRACE_STEP = 100
-_LEAST_POSITION = 10
+_MIN_POSITION = 10
 _OUTSIDE_ROUNDS = 20
 _CAMERA_WIDTH = 1280  # of the images whose upload and resize is timed
 _NOTES = 5  # lines about the progress of a run
 
-Say = Callable[[str], None]  # takes a line about the progress
+Log = Callable[[str], None]  # takes a line about the progress
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Run:
     def positions_ms(self) -> dict[int, float]:
         """Return percent of the run -> median of the frames around it."""
         times = self.forward_ms
-        places = {10: max(len(times) // 10, _LEAST_POSITION)}
+        places = {10: max(len(times) // 10, _MIN_POSITION)}
         places |= {percent: len(times) * percent // 100 for percent in (50, 90)}
         return {percent: _around(times, at, _AROUND_POSITION) for percent, at in places.items()}
 
@@ -98,16 +98,16 @@ def _around(times: np.ndarray, at: int, reach: int) -> float:
 
 
 def measure(
-    setup: Setup, weights: dict[str, Tensor], frames: int, say: Say, outside: bool = False
+    setup: Setup, weights: dict[str, Tensor], frames: int, log: Log, outside: bool = False
 ) -> Run:
     """Build an engine and run noise through it; `outside` also times what is around it."""
-    say(f'compile_mode {setup.compile_mode}: loading and warming up')
+    log(f'compile_mode {setup.compile_mode}: loading and warming up')
     ready = build(setup, weights)
-    say(f'READY after {ready.ready_s:.1f} s: {ready.label(setup.compile_mode)}')
+    log(f'READY after {ready.ready_s:.1f} s: {ready.label(setup.compile_mode)}')
     compiled = compilations()
     images = noise(setup, frames)
     scale_batch_ms, results = _scale_batch(ready.engine, images)
-    pushes = list(announced(stream(ready.engine, images, setup.device), frames, say))
+    pushes = list(with_progress(stream(ready.engine, images, setup.device), frames, log))
     return Run(
         setup,
         ready.label(setup.compile_mode),
@@ -137,12 +137,12 @@ def stream(engine: StreamEngine, images: Iterable, device: torch.device) -> Iter
         yield Push(held, result.timings_ms['preprocess'], result.timings_ms['forward'], wall_ms)
 
 
-def announced(pushes: Iterable[Push], count: int, say: Say) -> Iterator[Push]:
+def with_progress(pushes: Iterable[Push], count: int, log: Log) -> Iterator[Push]:
     """Pass on all of about `count` pushes and say now and then how far they are."""
     step = max(count // _NOTES, 1)
     for i, push in enumerate(pushes, 1):
         if i % step == 0:
-            say(f'{i} of {count} frames, {push.forward_ms:.1f} ms')
+            log(f'{i} of {count} frames, {push.forward_ms:.1f} ms')
         yield push
 
 

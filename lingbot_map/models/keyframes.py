@@ -36,9 +36,9 @@ class Keyframes:
     def start(self, pose_enc: Tensor | None) -> None:
         """Begin after a scale batch whose last frame has the pose encoding `pose_enc` (9,)."""
         self._frames = self._since_keyframe = 0
-        self.refer_to(pose_enc)
+        self.set_reference(pose_enc)
 
-    def refer_to(self, pose_enc: Tensor | None) -> None:
+    def set_reference(self, pose_enc: Tensor | None) -> None:
         """Replace the last keyframe's pose encoding (9,), when the world frame changes."""
         self._reference = None if pose_enc is None else pose_enc.clone()
 
@@ -66,7 +66,7 @@ class Keyframes:
         self._frames += 1
         self._since_keyframe = 0 if kept else self._since_keyframe + 1
         if kept and self.by_flow and 'pose_enc' in outputs:
-            self.refer_to(outputs['pose_enc'][0, -1])
+            self.set_reference(outputs['pose_enc'][0, -1])
 
 
 def keyframes_for(config: StreamConfig) -> Keyframes:

@@ -22,7 +22,7 @@ class RingAttention:
     """
     Stands in for `attend`, `attend_camera` and `index` of a memory, for one frame at a time.
 
-    Call `follow` after `memory.write`, before the forward pass. `fixed` are the rows that a
+    Call `update` after `memory.write`, before the forward pass. `fixed` are the rows that a
     capture bakes in; frames with the same `fixed` can share one capture.
     """
 
@@ -38,7 +38,7 @@ class RingAttention:
         """Temporal position (1,) of the frame being written."""
         return self.cursor[: triton_kernels.INDEX + 1]
 
-    def follow(self) -> None:
+    def update(self) -> None:
         """Take over where the memory writes the frame and what it lets it see."""
         visible = self.memory.visible_rows
         self.fixed = self._fixed_rows(self.memory.visible_slots)
@@ -51,7 +51,7 @@ class RingAttention:
         rows = {(s.start, s.stop) for s in map(self._fixed_rows, slots)}
         return [slice(*pair) for pair in sorted(rows, key=lambda pair: -pair[1])]
 
-    def rehearse(self, fixed: slice) -> None:
+    def prepare_capture(self, fixed: slice) -> None:
         """Prepare for a pass over stale keys whose outputs nobody uses."""
         self.fixed = fixed
         self._set_cursor(fixed.start - self.memory.shape.specials, fixed.stop)

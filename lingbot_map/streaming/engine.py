@@ -75,7 +75,7 @@ class StreamEngine:
         self.sequence += 1
         self.window, self.last_scale_step, self.last_residual = 0, 1.0, 0.0
         self._move = Similarity.identity()  # from the window's world frame to the sequence's
-        self._left_behind = 0  # frames that only earlier windows kept
+        self._earlier_keyframes = 0  # frames that only earlier windows kept
         self._waiting: list[Frame] = []
         self._scale_frames = 0  # size of the scale batch that was run, 0 before
         self._streamed = 0
@@ -100,7 +100,7 @@ class StreamEngine:
     @property
     def keyframes(self) -> int:
         """Frames kept since the last reset."""
-        return self._left_behind + self.held_keyframes
+        return self._earlier_keyframes + self.held_keyframes
 
     @property
     def held_keyframes(self) -> int:
@@ -145,9 +145,9 @@ class StreamEngine:
         frame = Frame.noise(mapping, self._device)
         size, self._network_size = self._network_size, None  # a failure leaves no size warm
         try:
-            settle(self._model, lambda: self._rehearse(frame))
+            settle(self._model, lambda: self._warm_up_paths(frame))
             for runner in self._runners():
-                runner.settle()
+                runner.freeze()
             self._network_size = size
         finally:
             self.reset()
@@ -259,7 +259,7 @@ class StreamEngine:
     def _runners(self) -> list[FrameRunner]:
         return [self._runner] if self._next is None else [self._runner, self._next.runner]
 
-    def _rehearse(self, frame: Frame) -> None:
+    def _warm_up_paths(self, frame: Frame) -> None:
         """Capture what the compile mode captures, then stream as later, up to an eviction."""
         mode, pool = self._model.compile_mode, None
         for runner in self._runners():
@@ -273,13 +273,13 @@ class StreamEngine:
         frames = shape.anchors + shape.window + 2 if whole else 2
         for count in [frames, 2, 2] if uses_graph_trees(self._model) else [frames]:
             self.reset()
-            self._rehearse_stream(frame, count)
+            self._warm_up_stream(frame, count)
             if self._next is not None:
                 self._next.warm_up(frame.image)
                 self._memory.adopt(self._next.memory)
                 self._next.reset()
 
-    def _rehearse_stream(self, frame: Frame, count: int) -> None:
+    def _warm_up_stream(self, frame: Frame, count: int) -> None:
         """Run the scale batch and `count` frames, as far as they fit; the last one is not kept."""
         self._run_scale_batch([frame] * self._config.num_scale_frames)
         room = self._memory.shape.max_keyframes - self._memory.kept
@@ -335,9 +335,9 @@ class StreamEngine:
             LOGGER.error('cannot roll over: the next window has a pose that is not finite')
             self._next.reset()
             return
-        self._left_behind += self._memory.kept - self._next.overlap
+        self._earlier_keyframes += self._memory.kept - self._next.overlap
         self._memory.adopt(self._next.memory)
-        self._keyframes.refer_to(self._next.last_pose_enc)
+        self._keyframes.set_reference(self._next.last_pose_enc)
         self._next.reset()
         self._move = seam.move
         self.window += 1

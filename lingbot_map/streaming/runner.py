@@ -52,7 +52,7 @@ class FrameRunner:
                 'a compiled engine was warmed up in another thread: load, warm up and push images '
                 'in one thread'
             )
-        graph = self._graphs.get(self._place(len(images)))
+        graph = self._graphs.get(self._graph_key(len(images)))
         if graph is not None:
             return graph.replay(images)
         with self._stance():
@@ -71,12 +71,12 @@ class FrameRunner:
             pool = self._capture(count, batch, lambda x: self._forward(x, count), pool)
             self._memory.undo()
         for fixed in self._ring.all_fixed():
-            self._ring.rehearse(fixed)
+            self._ring.prepare_capture(fixed)
             key = fixed.start, fixed.stop
             pool = self._capture(key, image[None], lambda x: self._forward(x, 1), pool)
         return pool
 
-    def settle(self) -> None:
+    def freeze(self) -> None:
         """Compile nothing from now on, and stay in this thread."""
         if self._model.compile_mode != 'off':
             self._thread = threading.get_ident()
@@ -87,10 +87,10 @@ class FrameRunner:
         self._graphs[key] = captured = CapturedPass(run, images, pool)
         return captured.pool
 
-    def _place(self, frames: int) -> object:
+    def _graph_key(self, frames: int) -> object:
         if frames > 1 or self._ring is None:
             return frames
-        self._ring.follow()
+        self._ring.update()
         return self._ring.fixed.start, self._ring.fixed.stop
 
     def _stance(self) -> AbstractContextManager:

@@ -32,7 +32,7 @@ def write_sample_bag(path: Path, clip: Clip) -> None:
     Write the first room of the clip at 10 Hz: JPEG images, camera_info, ground truth.
 
     Ground truth (Odometry) is the pose of the camera's optical frame in the room (z up). The bag
-    is written aside and then renamed. Raises SampleBagError if the path is taken or rosbags is
+    is written partial and then renamed. Raises SampleBagError if the path is taken or rosbags is
     not installed.
     """
     check_target(path)
@@ -40,9 +40,9 @@ def write_sample_bag(path: Path, clip: Clip) -> None:
     from rosbags.typesys import get_typestore, Stores
 
     store = get_typestore(Stores.ROS2_JAZZY)
-    aside = path.with_name(f'.{path.name}.part')
-    shutil.rmtree(aside, ignore_errors=True)
-    with Writer(aside, version=9, storage_plugin=StoragePlugin.MCAP) as writer:
+    partial = path.with_name(f'.{path.name}.part')
+    shutil.rmtree(partial, ignore_errors=True)
+    with Writer(partial, version=9, storage_plugin=StoragePlugin.MCAP) as writer:
         connections = {
             topic: writer.add_connection(topic, message_type, typestore=store)
             for topic, message_type in (
@@ -58,7 +58,7 @@ def write_sample_bag(path: Path, clip: Clip) -> None:
                 writer.write(
                     connection, stamp_ns, store.serialize_cdr(message, connection.msgtype)
                 )
-    _rename(aside, path)
+    _rename(partial, path)
 
 
 def check_target(path: Path) -> None:
@@ -71,12 +71,12 @@ def check_target(path: Path) -> None:
         raise SampleBagError(f"'{path.parent}' is not a folder: make it first")
 
 
-def _rename(aside, path):
+def _rename(partial, path):
     # the names of the files inside repeat the folder's name
-    metadata = (aside / 'metadata.yaml').read_text()
-    (aside / 'metadata.yaml').write_text(metadata.replace(aside.name, path.name))
-    (aside / f'{aside.name}.mcap').rename(aside / f'{path.name}.mcap')
-    aside.rename(path)
+    metadata = (partial / 'metadata.yaml').read_text()
+    (partial / 'metadata.yaml').write_text(metadata.replace(partial.name, path.name))
+    (partial / f'{partial.name}.mcap').rename(partial / f'{path.name}.mcap')
+    partial.rename(path)
 
 
 def _messages(types, clip, frame, stamp_ns):

@@ -56,7 +56,7 @@ def render_rooms(rooms: Rooms, config: RoomConfig) -> Clip:
     ):
         part = slice(start, end)
         depth[part], rgb[part] = _render(
-            {name: _own(table[part]) for name, table in frames.items()}, tables, config
+            {name: _contiguous(table[part]) for name, table in frames.items()}, tables, config
         )
     return Clip(
         rgb.unflatten(0, (num_rooms, num_frames)),
@@ -74,10 +74,10 @@ def _render(frames, tables, config):
     v = torch.arange(config.height, device=device, dtype=torch.float32)[:, None]
     camera, cuboids = frames['camera'], frames['cuboids']
     number = frames['first_surface']
-    depth, surface = step(shading.cast_room)(camera, u, v, _own(cuboids[:, 0]), number)
+    depth, surface = step(shading.cast_room)(camera, u, v, _contiguous(cuboids[:, 0]), number)
     for box in range(1, cuboids.shape[1]):
         depth, surface = step(shading.cast_box)(
-            depth, surface, camera, u, v, _own(cuboids[:, box]), number + 6 * box
+            depth, surface, camera, u, v, _contiguous(cuboids[:, box]), number + 6 * box
         )
 
     keys, material = tables['keys'], tables['material']
@@ -93,12 +93,12 @@ def _render(frames, tables, config):
         rgb = step(shading.paint_pictures)(rgb, *where, keys, material, cell, salt + 211)
     rgb = step(shading.paint_openings)(rgb, *where, material, shade)
     rgb = step(shading.develop)(
-        rgb, u, v, frames['look'], _own(frames['gains'].movedim(1, 0)), frames['noise_key']
+        rgb, u, v, frames['look'], _contiguous(frames['gains'].movedim(1, 0)), frames['noise_key']
     )
     return depth, rgb
 
 
-def _own(table):
+def _contiguous(table):
     # a view would be compiled for once more: for its offset, its strides and its base
     return table.clone(memory_format=torch.contiguous_format)
 
@@ -143,7 +143,7 @@ def _surface_tables(rooms):
     return {
         'geometry': rooms.geometry.float().flatten(0, 1).T.contiguous(),
         'material': rooms.material.float().flatten(0, 1).T.contiguous(),
-        'keys': _own(rooms.keys.flatten()),
+        'keys': _contiguous(rooms.keys.flatten()),
     }
 
 

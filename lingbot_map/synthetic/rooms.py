@@ -17,7 +17,7 @@ BOX_CLEARANCE = 0.4  # [m] between the camera's way and a box
 MAX_BOXES = NUM_BOXES[1]
 NUM_SURFACES = 6 * (1 + MAX_BOXES)
 BOX_TRIALS = 40
-_NOWHERE = (0.0, 0.0, -1000.0, 0.1, 0.1, 0.1, 0.0, 0.0)  # a cuboid that is not seen
+_UNUSED = (0.0, 0.0, -1000.0, 0.1, 0.1, 0.1, 0.0, 0.0)  # a cuboid that is not seen
 
 _SIZE, _BOXES, _BOX_COUNT, _CAMERA, _LOOK, _KEYS, _LIGHT = range(1, 8)
 
@@ -178,8 +178,8 @@ def _place_boxes(draws, size, path_xy):
     # boxes without a place do not count: the next ones take their turn
     fits = clear.any(-1)
     used = fits & (fits.cumsum(-1) <= count.floor()[:, None])
-    nowhere = constant(_NOWHERE, boxes.device)
-    return torch.where(used[..., None], boxes, nowhere)
+    unused = constant(_UNUSED, boxes.device)
+    return torch.where(used[..., None], boxes, unused)
 
 
 def _face_geometry(cuboids):

@@ -57,14 +57,14 @@ def _rays(camera, u, v, cuboid):
         camera[:, 3 * i] * x + camera[:, 3 * i + 1] * y + camera[:, 3 * i + 2] for i in range(3)
     ]
     start = [camera[:, 9 + i] - cuboid[:, i] for i in range(3)]
-    rays = [_turn(start, cos, sin), _turn(step, cos, sin)]
+    rays = [_rotate(start, cos, sin), _rotate(step, cos, sin)]
     return [
         (start, torch.where(step.abs() < 1e-9, 1e-9, step))
         for start, step in zip(*rays, strict=True)
     ]
 
 
-def _turn(vector, cos, sin):
+def _rotate(vector, cos, sin):
     return cos * vector[0] + sin * vector[1], cos * vector[1] - sin * vector[0], vector[2]
 
 

@@ -67,7 +67,7 @@ def _run(trainer: Trainer, args: argparse.Namespace, state_file: Path) -> None:
         stage = next(stage for stage in plan if share <= stage.until)
         losses.append(trainer.train_step(stage, learning_rate(share, trainer.step, args.peak)))
         now = time.monotonic()
-        trainer.seconds, running = _agree(
+        trainer.seconds, running = _shared_clock(
             trainer, before + now - start, min(total, before + 60 * args.slice_minutes)
         )
         if trainer.rank:
@@ -75,7 +75,7 @@ def _run(trainer: Trainer, args: argparse.Namespace, state_file: Path) -> None:
         if trainer.step % REPORT_EVERY == 0 or not running:
             pose, dense = torch.stack(losses).mean(0).tolist()
             losses.clear()
-            _say(
+            _print(
                 f'step {trainer.step}  {trainer.seconds / 60:.2f}/{args.minutes:g} min  '
                 f'{stage.frames} frames  pose {pose:.4f}  depth {dense:.4f}'
             )
@@ -84,10 +84,10 @@ def _run(trainer: Trainer, args: argparse.Namespace, state_file: Path) -> None:
             _save(trainer, args.out, state_file)
         if now - validated > VALIDATE_EVERY_S or not running:
             validated = now
-            _say(summary(trainer.validate()))
+            _print(summary(trainer.validate()))
 
 
-def _agree(trainer: Trainer, seconds: float, limit: float) -> tuple[float, bool]:
+def _shared_clock(trainer: Trainer, seconds: float, limit: float) -> tuple[float, bool]:
     """Return the first process's clock and whether to go on, the same in every process."""
     if trainer.world > 1:
         clock = torch.tensor(seconds, device=trainer.device, dtype=torch.float64)
@@ -99,9 +99,9 @@ def _agree(trainer: Trainer, seconds: float, limit: float) -> tuple[float, bool]
 def _save(trainer: Trainer, out: Path, state_file: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     save_file(trainer.weights(), out / 'demo.safetensors')
-    aside = state_file.with_suffix('.tmp')
-    torch.save(trainer.state(), aside)
-    aside.rename(state_file)
+    temporary = state_file.with_suffix('.tmp')
+    torch.save(trainer.state(), temporary)
+    temporary.rename(state_file)
 
 
 def _start_process() -> torch.device:
@@ -125,14 +125,14 @@ def evaluate(args: argparse.Namespace) -> None:
     rooms = evaluate_rooms(model, TEST_SEEDS, device, config)
     for seed, score in zip(TEST_SEEDS, rooms, strict=True):
         scores.append(score)
-        _say(
+        _print(
             f'room {seed}: ATE {score.ate_percent:.2f} %  rotation {score.rotation_deg:.2f} deg  '
             f'AbsRel {score.abs_rel:.3f}'
         )
-    _say(summary(scores))
+    _print(summary(scores))
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text + '\n')
     sys.stdout.flush()
 

@@ -92,7 +92,7 @@ class FlexAttention:
         # How many of a frame's tokens, special ones first, another frame sees.
         self._limit = torch.zeros(MAX_FRAMES, MAX_FRAMES, dtype=torch.int32, device=device)
         self._attend = torch.compile(flex_attention, dynamic=False)
-        self._mask = _mask_of(self._limit)
+        self._mask = _mask_mod(self._limit)
 
     def bind(self, images: Tensor, seen: Visibility):
         """
@@ -135,7 +135,7 @@ class FlexAttention:
         return attend_tokens
 
 
-def _mask_of(limit: Tensor):
+def _mask_mod(limit: Tensor):
     def sees(_batch, _head, query, key):
         return key % BLOCK < limit[query // BLOCK, key // BLOCK]
 
