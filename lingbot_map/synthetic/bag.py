@@ -1,4 +1,4 @@
-"""Writes a rendered clip as a rosbag2 recording (mcap) with ground truth, without ROS."""
+"""Write a rendered clip as a rosbag2 recording (mcap) with ground truth, without ROS."""
 
 import importlib.util
 import io
@@ -24,7 +24,7 @@ _IMAGE_TOPIC, _INFO_TOPIC, _TRUTH_TOPIC = (
 
 
 class SampleBagError(ValueError):
-    """A bag cannot be written; the message says what to do."""
+    """The bag cannot be written; the message gives the remedy."""
 
 
 def write_sample_bag(path: Path, clip: Clip) -> None:
@@ -32,8 +32,9 @@ def write_sample_bag(path: Path, clip: Clip) -> None:
     Write the first room of the clip at 10 Hz: JPEG images, camera_info, ground truth.
 
     Ground truth (Odometry) is the pose of the camera's optical frame in the room (z up). The bag
-    is written partial and then renamed. Raises SampleBagError if the path is taken or rosbags is
-    not installed.
+    is written to a temporary folder, which is then renamed.
+
+    :raises SampleBagError: the path exists, its parent does not, or rosbags is not installed.
     """
     check_target(path)
     from rosbags.rosbag2 import StoragePlugin, Writer
@@ -62,17 +63,17 @@ def write_sample_bag(path: Path, clip: Clip) -> None:
 
 
 def check_target(path: Path) -> None:
-    """Raise SampleBagError unless a bag can be written there."""
+    """Raise SampleBagError if no bag can be written to `path`."""
     if importlib.util.find_spec('rosbags') is None:
         raise SampleBagError("the package 'rosbags' is not installed: pip install rosbags")
     if path.exists():
-        raise SampleBagError(f"'{path}' exists: choose another folder or remove it")
+        raise SampleBagError(f"'{path}' already exists: choose another folder or remove it")
     if not path.absolute().parent.is_dir():
-        raise SampleBagError(f"'{path.parent}' is not a folder: make it first")
+        raise SampleBagError(f"'{path.parent}' is not a folder: create it first")
 
 
 def _rename(partial, path):
-    # the names of the files inside repeat the folder's name
+    # The file name and metadata.yaml contain the folder's name.
     metadata = (partial / 'metadata.yaml').read_text()
     (partial / 'metadata.yaml').write_text(metadata.replace(partial.name, path.name))
     (partial / f'{partial.name}.mcap').rename(partial / f'{path.name}.mcap')
@@ -136,7 +137,7 @@ def _odometry(types, header, T_room_cam: torch.Tensor):
     twist = types['geometry_msgs/msg/Twist'](
         linear=vector(x=0, y=0, z=0), angular=vector(x=0, y=0, z=0)
     )
-    # the twist is not given: a covariance this large says so
+    # The twist is unknown, hence the large covariance.
     unknown = np.diag(np.full(6, 1e6)).flatten()
     return types['nav_msgs/msg/Odometry'](
         header=header,
