@@ -61,7 +61,7 @@ class NextWindow:
         """Forget all added frames."""
         self.memory.reset()
         self._images: list[Tensor] = []
-        self._serving: list[Outputs] = []
+        self._current: list[Outputs] = []
         self._next: list[Outputs] = []
 
     def warm_up(self, image: Tensor) -> None:
@@ -70,7 +70,7 @@ class NextWindow:
         self._run(image[None].repeat(self.scale_frames, 1, 1, 1))
         for _ in range(self.scale_frames, self.overlap):
             self._run(image[None])
-        self._serving = self._next
+        self._current = self._next
         self.join(Similarity.identity())
 
     def add(self, image: Tensor, outputs: Outputs) -> None:
@@ -79,7 +79,7 @@ class NextWindow:
 
         `image` (3, h, w) uint8; `outputs` (1, 1, ...) are those of the current window.
         """
-        self._serving.append(_copied(outputs))
+        self._current.append(_copied(outputs))
         self._images.append(image)
         if self.memory.kept or len(self._images) == self.scale_frames:
             images, self._images = torch.stack(self._images), []
@@ -95,20 +95,20 @@ class NextWindow:
         """Pose encoding (9,) of the newest frame in the next window's world frame."""
         return self._next[-1]['pose_enc'][0, -1]
 
-    def join(self, serving_move: Similarity) -> Seam | None:
+    def join(self, current_move: Similarity) -> Seam | None:
         """
         Align the next window to the map; requires `complete`.
 
-        `serving_move` maps the current window's world frame to the map. Returns None if a pose in
-        the next window is not finite. Without valid depth the scale is that of `serving_move`.
+        `current_move` maps the current window's world frame to the map. Returns None if a pose in
+        the next window is not finite. Without valid depth the scale is that of `current_move`.
         """
-        serving, following = _window(self._serving), _window(self._next)
+        current, following = _window(self._current), _window(self._next)
         if not following.outputs['pose_enc'].isfinite().all():
             return None
-        serving = warp(serving, serving_move)
-        move = align(serving, following, fallback_scale=serving_move.scale)
-        residual = _residual(serving, warp(following, move))
-        return Seam(move, move.scale / serving_move.scale, residual)
+        current = warp(current, current_move)
+        move = align(current, following, fallback_scale=current_move.scale)
+        residual = _residual(current, warp(following, move))
+        return Seam(move, move.scale / current_move.scale, residual)
 
     def _run(self, images: Tensor) -> None:
         self.memory.write(len(images), keep=True)
@@ -127,9 +127,9 @@ def _window(parts: list[Outputs]) -> Window:
     return Window(0, outputs)
 
 
-def _residual(serving: Window, following: Window) -> float:
+def _residual(current: Window, following: Window) -> float:
     """Return the residual of `Seam` for two windows in the map frame."""
-    points, depth = _map_points(serving)
+    points, depth = _map_points(current)
     distance = (points - _map_points(following)[0]).norm(dim=-1) / depth
     distance = distance[distance.isfinite()]
     return float(distance.median()) if len(distance) else math.nan

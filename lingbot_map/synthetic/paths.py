@@ -94,9 +94,9 @@ def _motion(draws, num_frames, mean_step, room_size):
 
 def _gaze(draw, num_frames):
     """Return the yaw (B, 1, S) [rad] of a handheld camera relative to the walking direction."""
-    aside = (draw[:, :1, 0] + draw[:, :1, 1] - 1) * math.radians(110)
+    offset = (draw[:, :1, 0] + draw[:, :1, 1] - 1) * math.radians(110)
     sway = (draw[:, 1:, :1] * _waves(draw[:, 1:], num_frames, (40, 120))).sum(-2)
-    return (aside + math.radians(35) * sway)[:, None]
+    return (offset + math.radians(35) * sway)[:, None]
 
 
 def _poses(draws, xy, yaw, handheld):

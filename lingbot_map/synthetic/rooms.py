@@ -148,12 +148,12 @@ def _place_boxes(draws, size, path_xy):
     at_wall = draw[..., 5] < 0.65
     wall = (draw[..., 6] * 4).floor()
     along_x = wall >= 2
-    aside = torch.where(along_x, room[..., 0], room[..., 1]) / 2 - half[..., 0] - 0.02
-    back = torch.where(along_x, room[..., 1], room[..., 0]) / 2 - half[..., 1] - 0.02
+    along_limit = torch.where(along_x, room[..., 0], room[..., 1]) / 2 - half[..., 0] - 0.02
+    wall_distance = torch.where(along_x, room[..., 1], room[..., 0]) / 2 - half[..., 1] - 0.02
     side = (wall % 2) * 2 - 1
     place = 2 * draw[..., 7:9] - 1
-    wall_x = torch.where(along_x, place[..., 0] * aside, side * back)
-    wall_y = torch.where(along_x, side * back, place[..., 0] * aside)
+    wall_x = torch.where(along_x, place[..., 0] * along_limit, side * wall_distance)
+    wall_y = torch.where(along_x, side * wall_distance, place[..., 0] * along_limit)
     reach = half[..., :2].norm(dim=-1) + 0.02
     x = torch.where(at_wall, wall_x, place[..., 0] * (room[..., 0] / 2 - reach))
     y = torch.where(at_wall, wall_y, place[..., 1] * (room[..., 1] / 2 - reach))

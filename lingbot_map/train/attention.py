@@ -141,7 +141,7 @@ class FlexAttention:
 
 
 def _mask_mod(limit: Tensor):
-    def sees(_batch, _head, query, key):
+    def is_visible(_batch, _head, query, key):
         return key % BLOCK < limit[query // BLOCK, key // BLOCK]
 
-    return sees
+    return is_visible
