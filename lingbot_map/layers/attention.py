@@ -58,7 +58,7 @@ def attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def init_linear(module: nn.Module) -> None:
-    """Initialise a linear layer: truncated normal (std 0.02) weights, zero bias."""
+    """Initialise `module` if it is linear: truncated normal weights (std 0.02), zero bias."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         nn.init.zeros_(module.bias)
