@@ -132,7 +132,7 @@ class StreamMemory:
         """
         if frames > 1 and (self.kept or not keep):
             raise ValueError(
-                f'{frames} frames at once are possible only as the first batch, and kept; '
+                f'{frames} frames at once are possible only as the first batch, with keep=True; '
                 'reset the memory first or pass one frame at a time'
             )
         if keep:

@@ -24,7 +24,7 @@ class Targets:
     t: Tensor  # (B, S, 3)
     fov: Tensor  # (B, S, 2), vertical and horizontal [rad]
     log_depth: Tensor  # (B, S, H, W)
-    weight: Tensor  # (B, 1) of translation errors: 4 / path length
+    weight: Tensor  # (B, 1) 4 / path length: translation errors count relative to the path
 
 
 def make_targets(clip: Clip) -> Targets:
@@ -80,7 +80,7 @@ def _relative(R: Tensor, t: Tensor, offset: int) -> tuple[Tensor, Tensor]:
 
 
 def _rigid_error(R: Tensor, t: Tensor, R_true: Tensor, t_true: Tensor, weight: Tensor) -> Tensor:
-    # For small angles |R - R'| is sqrt(2) times the angle; unlike quaternions it has no sign.
+    # |R - R'| is sqrt(2) times the angle if that is small; it has no sign ambiguity.
     angle = ((R - R_true).square().sum((-1, -2)) / 2 + SMALL).sqrt()
     distance = ((t - t_true).square().sum(-1) + SMALL).sqrt()
     return (weight * distance).mean() + ROTATION_WEIGHT * angle.mean()
