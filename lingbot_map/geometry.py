@@ -1,7 +1,7 @@
 """
 Rotations, pose encoding, intrinsics and unprojection (spec section 12).
 
-`T_a_b` maps points from frame b to frame a. Camera axes are OpenCV's: x right, y down, z forward.
+`T_a_b` maps points from frame b to frame a. Camera axes: x right, y down, z forward (OpenCV).
 """
 
 import numpy as np
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Turns optical axes (x right, y down, z forward) into REP-103 axes (x forward, y left, z up).
+# Rotates optical axes (x right, y down, z forward) to REP-103 axes (x forward, y left, z up).
 R_REP103_OPTICAL = np.array([[0.0, 0.0, 1.0], [-1.0, 0.0, 0.0], [0.0, -1.0, 0.0]])
-MIN_FOV, MAX_FOV = 1e-3, np.pi - 1e-3  # the head can say 0, whose focal length is infinite
+MIN_FOV, MAX_FOV = 1e-3, np.pi - 1e-3  # [rad]; the head may return 0: infinite focal length
 
 
 def quaternion_to_matrix(q_xyzw: Tensor) -> Tensor:
-    """Return rotations (..., 3, 3) of quaternions of any length; a zero one is no rotation."""
+    """Return rotations (..., 3, 3) of quaternions of any norm; norm 0 gives the identity."""
     norm = q_xyzw.square().sum(-1, keepdim=True)
     identity = torch.zeros_like(q_xyzw)
     identity[..., 3] = 1
@@ -69,7 +69,7 @@ def decode_pose(pose_enc: Tensor, height: int, width: int) -> tuple[Tensor, Tens
     """
     Return T_world_cam (..., 4, 4) and intrinsics (..., 3, 3) in pixels.
 
-    Fields of view are kept inside (0, pi), a zero quaternion counts as no rotation.
+    Fields of view are clamped to the inside of (0, pi); a zero quaternion gives no rotation.
     """
     fov_y, fov_x = pose_enc[..., 7:].clamp(MIN_FOV, MAX_FOV).unbind(-1)
     K = pose_enc.new_zeros(*pose_enc.shape[:-1], 3, 3)
@@ -89,7 +89,7 @@ def encode_pose(T_world_cam: Tensor, K: Tensor, height: int, width: int) -> Tens
 
 
 def rigid(R: Tensor, t: Tensor) -> Tensor:
-    """Return (..., 4, 4) transforms of rotations (..., 3, 3) and translations (..., 3)."""
+    """Return transforms (..., 4, 4) from rotations (..., 3, 3) and translations (..., 3)."""
     T = F.pad(torch.cat((R, t[..., None]), -1), (0, 0, 0, 1))
     T[..., 3, 3] = 1
     return T
@@ -97,9 +97,9 @@ def rigid(R: Tensor, t: Tensor) -> Tensor:
 
 def unproject(depth: Tensor, K: Tensor, stride: int = 1) -> Tensor:
     """
-    Return camera points (..., H, W, 3) of z-depth (..., H, W), same unit; K (..., 3, 3).
+    Unproject z-depth (..., H, W) to camera points (..., H, W, 3), same unit; K (..., 3, 3) [px].
 
-    With a `stride`, only those of every n-th row and column.
+    Only every `stride`-th row and column is used.
     """
     height, width = depth.shape[-2:]
     v, u = torch.meshgrid(

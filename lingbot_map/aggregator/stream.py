@@ -1,4 +1,4 @@
-"""AggregatorStream: special tokens, alternating frame and global attention (spec 5 to 8)."""
+"""AggregatorStream: special tokens, frame and global attention (spec sections 5 to 8)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +14,7 @@ IMAGE_MEAN, IMAGE_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class AggregatorStream(nn.Module):
-    """The trunk: weights only. What survives a frame is reached through the `attend` argument."""
+    """The trunk. It holds weights only; the caller keeps past keys and values (see `attend`)."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class AggregatorStream(nn.Module):
         self.patch_embed = patch_embed
         self.patch_size = patch_size
         self.selected_layers = tuple(selected_layers)
-        self.rope = rope  # of the global blocks: '3d', '2d' or 'none'
+        self.rope = rope  # encoding of the global blocks: '3d', '2d' or 'none'
         self.head_dim = dim // num_heads
         self.patch_start_idx = 2 + num_register_tokens
         self.camera_token = nn.Parameter(0.02 * torch.randn(1, 2, 1, dim))
@@ -45,14 +45,14 @@ class AggregatorStream(nn.Module):
         self.global_blocks = nn.ModuleList(
             Block(dim, num_heads, mlp_ratio, qk_norm=True) for _ in range(depth)
         )
-        # An explicit device keeps the constants real when the model is built on 'meta'.
+        # The explicit device gives these constants values even if the model is built on 'meta'.
         for name, value in (('_resnet_mean', IMAGE_MEAN), ('_resnet_std', IMAGE_STD)):
             constant = torch.tensor(value, device='cpu').view(1, 1, 3, 1, 1)
             self.register_buffer(name, constant, persistent=False)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Precision of matrix products, attention and cached keys."""
+        """Dtype of matrix products, attention and cached keys."""
         return parameter_dtype(self.global_blocks)
 
     def forward(
@@ -61,8 +61,8 @@ class AggregatorStream(nn.Module):
         """
         Return the selected layers' tokens, each (B, S, P, 2 dim), frame part first.
 
-        `images` (B, S, 3, H, W) in [0, 1]; `index` (S,) = number of frames kept before each frame;
-        `attend(layer, q, k, v)` lets queries (B, heads, S * P, head_dim) see keys across frames.
+        `images` (B, S, 3, H, W) in [0, 1]; `index` (S,) number of frames kept before each frame;
+        `attend(layer, q, k, v)` computes global attention, q, k, v (B, heads, S * P, head_dim).
         """
         rows, cols = (size // self.patch_size for size in images.shape[-2:])
         x = self.embed(images, index, num_frame_for_scale)
@@ -98,17 +98,17 @@ class AggregatorStream(nn.Module):
         return torch.cat((specials.float(), patches.float()), 2)
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Return images with the encoder's mean and deviation removed."""
+        """Subtract the encoder's mean and divide by its standard deviation."""
         return (images - self._resnet_mean) / self._resnet_std
 
     def frame_rotary(self, rows: int, cols: int, device: torch.device) -> Rotary:
-        """Return the 2-D encoding of one frame's tokens; special tokens sit at (0, 0)."""
+        """Return the 2-D encoding of one frame's tokens; special tokens are at (0, 0)."""
         patches = grid_positions(rows, cols, device) + 1
         specials = patches.new_zeros(self.patch_start_idx, 2)
         return rope_2d(torch.cat((specials, patches)), self.head_dim)
 
     def global_rotary(self, index: Tensor, rows: int, cols: int) -> Rotary | None:
-        """Return the encoding of all tokens of the frames with temporal positions `index` (S,)."""
+        """Return the encoding of all tokens of frames at temporal positions `index` (S,)."""
         if self.rope == 'none':
             return None
         if self.rope == '2d':

@@ -1,8 +1,8 @@
 """
-Measure the network on noise: python3 -m lingbot_map.benchmark. Prints, judges nothing.
+Measure speed, accuracy and memory of the network: python3 -m lingbot_map.benchmark.
 
-The frame time is that of the network until the pose is in host memory; the frame is on the device
-before. The rate counts the scale batch and all later frames. Progress goes to stderr.
+Frame times start with the frame on the device and end with the pose in host memory. The frame rate
+includes the scale batch and all later frames. Progress is printed to stderr.
 """
 
 import argparse
@@ -32,23 +32,23 @@ from lingbot_map.streaming.compiling import use_compile_cache
 import torch
 from torch import Tensor
 
-_INTERRUPTED = 130  # as a shell has it
+_INTERRUPTED = 130  # exit status of a shell after SIGINT
 
 Found = tuple[list[str], dict[str, object]]  # lines to print, values for JSON
 Measurement = Callable[[argparse.Namespace, Setup, dict[str, Tensor]], Found]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; return 0, or 2 for what cannot be measured, or 130 after Ctrl-C."""
+    """Measure and print; return 0, 2 if the measurement is not possible, 130 after Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     args = parse(arguments, __doc__)
     command = shlex.join(['python3', '-m', 'lingbot_map.benchmark', *arguments])
     try:
         use_compile_cache(args.compile_cache_dir)
-        with torch.inference_mode():  # as in the node: a change of the mode would recompile
+        with torch.inference_mode():  # as in the node; changing the mode would recompile
             setup = setup_of(args)
             if setup.model == 'full' and setup.device.type == 'cpu':
-                _say(
+                _log(
                     'the full network takes long on a CPU; try --model demo --image-width 168 '
                     '--image-height 126 --frames 100'
                 )
@@ -57,8 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(str(error))
     except torch.OutOfMemoryError:
         return _refuse(
-            'the memory of the device is full: lower --max-keyframes, --sliding-window or '
-            '--image-width'
+            'out of device memory: lower --max-keyframes, --sliding-window or --image-width'
         )
     except KeyboardInterrupt:
         sys.stderr.write('interrupted: nothing was written\n')
@@ -73,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _write(file: Path, values: dict[str, object]) -> int:
     try:
         file.write_text(json.dumps(values, indent=1) + '\n')
-    except OSError as error:  # the disk is full
+    except OSError as error:  # e.g. the disk is full
         return _refuse(f"--json '{file}' cannot be written ({error.strerror})")
     return 0
 
@@ -89,13 +88,13 @@ def _measurement(args: argparse.Namespace) -> Measurement:
 
 
 def _run(args: argparse.Namespace, setup: Setup, weights: dict[str, Tensor]) -> Found:
-    run = measure(setup, weights, args.frames, _say, outside=True)
+    run = measure(setup, weights, args.frames, _log, outside=True)
     return [memory_line(setup), *run_lines(run)], {'runs': [run_values(run)]}
 
 
 def _compare(args: argparse.Namespace, setup: Setup, weights: dict[str, Tensor]) -> Found:
     runs = [
-        measure(replace(setup, compile_mode=mode), weights, args.frames, _say)
+        measure(replace(setup, compile_mode=mode), weights, args.frames, _log)
         for mode in args.compare
     ]
     lines = [memory_line(setup), '', *comparison_lines(runs, [run.label for run in runs])]
@@ -105,7 +104,7 @@ def _compare(args: argparse.Namespace, setup: Setup, weights: dict[str, Tensor])
 def _sweep(args: argparse.Namespace, setup: Setup, weights: dict[str, Tensor]) -> Found:
     counts = [count for count in SWEEP_FRAMES if count <= args.frames]
     runs = [
-        measure(replace(setup, max_keyframes=kept_frames(args, count)), weights, count, _say)
+        measure(replace(setup, max_keyframes=kept_frames(args, count)), weights, count, _log)
         for count in counts
     ]
     labels = [f'{count} frames, memory for {kept_frames(args, count)}' for count in counts]
@@ -114,16 +113,16 @@ def _sweep(args: argparse.Namespace, setup: Setup, weights: dict[str, Tensor]) -
 
 def _accuracy(args: argparse.Namespace, setup: Setup, weights: dict[str, Tensor]) -> Found:
     modes = args.compare or [setup.compile_mode]
-    found = deviations(setup, modes, weights, args.frames, _say)
+    found = deviations(setup, modes, weights, args.frames, _log)
     return [memory_line(setup), '', *accuracy_lines(found)], {'deviations': accuracy_values(found)}
 
 
 def _soak(args: argparse.Namespace, setup: Setup, weights: dict[str, Tensor]) -> Found:
-    found = soak(setup, weights, args.frames, _say)
+    found = soak(setup, weights, args.frames, _log)
     return [memory_line(setup), '', *soak_lines(found)], {'soak': soak_values(found)}
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f'benchmark: {text}\n')
 
 

@@ -1,9 +1,9 @@
 """
-Weights that are a function of their state-dict key: a model of any size without a checkpoint.
+Reproducible weights, computed from the state-dict key: for models without a checkpoint.
 
-Parity data and speed measurements need weights that everybody can make again, at a scale where
-no layer saturates or dies. Element i of the tensor with key K is a 24-bit number drawn from a
-64-bit mixer (seeded with SHA-256 of salt + K), scaled and shifted by a rule on the key.
+Reference data and benchmarks need weights that anyone can reproduce, at a scale where no layer
+saturates or vanishes. Element i of the tensor with key K is a 24-bit number from a 64-bit mixer
+(seeded with the SHA-256 of salt + K), with a scale and offset that depend on the key.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +14,12 @@ import os
 import numpy as np
 import torch
 
-# Values per work item: the 64-bit scratch (512 KiB) stays in a core's cache.
+# Values per work item; the 64-bit scratch array (512 KiB) fits in the cache of a core.
 CHUNK = 1 << 16
 
 
 def scale_and_offset(key: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Return (a, b): the values of this tensor are a * u + b with u uniform in [-1, 1)."""
+    """Return (a, b); the tensor's values are a * u + b with u uniform in [-1, 1)."""
     *parents, last = key.split('.')
     is_norm = bool(parents) and 'norm' in parents[-1]
     if key.endswith('pose_branch.fc2.bias'):
@@ -40,14 +40,14 @@ def scale_and_offset(key: str, shape: tuple[int, ...]) -> tuple[float, float]:
 
 
 def _unit_gain(key: str, shape: tuple[int, ...]) -> float:
-    """Return the half-width at which a layer keeps the variance of its input."""
+    """Return the half-width of the uniform distribution that preserves the input variance."""
     transposed = '.resize_layers.0.' in key or '.resize_layers.1.' in key
     fan = shape[0] if transposed else math.prod(shape[1:])
     return math.sqrt(3 / fan)
 
 
 def fill_values(key: str, values: np.ndarray, salt: str = '') -> None:
-    """Overwrite a C-contiguous float32 array with the values of the tensor called `key`."""
+    """Fill a C-contiguous float32 array with the values of the tensor `key`."""
     scale, offset = scale_and_offset(key, values.shape)
     seed = int.from_bytes(hashlib.sha256((salt + key).encode()).digest()[:8], 'little')
     flat = values.reshape(-1)
@@ -78,11 +78,11 @@ def _fill_chunk(flat: np.ndarray, start: int, seed: int, scale: float, offset: f
 @torch.no_grad()
 def fill_model(model: torch.nn.Module, salt: str = '', through_float16: bool = False) -> None:
     """
-    Overwrite every weight of the model, whatever its device and dtype.
+    Overwrite all weights of the model, for any device and dtype.
 
-    Weights on the meta device become float32 tensors on the CPU, so that a large model never
-    holds two sets. `through_float16` rounds the values to float16 first (small reference models
-    are stored so).
+    Weights on the meta device become float32 tensors on the CPU, so a large model is never in
+    memory twice. `through_float16` rounds the values to float16, as small reference models are
+    stored.
     """
     created = {}
     for key, weight in model.state_dict().items():

@@ -1,4 +1,4 @@
-"""What a measurement says: tables for people, and values for JSON."""
+"""Format measurements as tables to print and as values for JSON."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,11 +15,11 @@ import torch
 
 _PERCENTILES = (50, 95, 99)
 _TRACE_PER_LINE = 5
-_EARLY = 200  # frame with which the last one of the trace is compared
+_EARLY = 200  # frame that is compared with the last one of the trace
 
 
 def origin(command: str, device: torch.device) -> dict[str, object]:
-    """Return by what figures were made: command, day, machine, versions."""
+    """Return the origin of the figures: command, date, machine, versions."""
     on_cuda = device.type == 'cuda'
     return {
         'command': command,
@@ -43,7 +43,7 @@ def origin_lines(values: dict[str, object]) -> list[str]:
 
 
 def setup_line(setup: Setup) -> str:
-    """Return in one line what all runs of a call share."""
+    """Return one line with the settings that all runs of a call share."""
     return (
         f'{setup.model} model, {setup.weights or "packaged"} weights, {setup.image_width}x'
         f'{setup.image_height}, window {setup.sliding_window}, keyframe interval '
@@ -64,10 +64,10 @@ def run_lines(run: Run) -> list[str]:
         _line('weights in host memory to READY', run.ready_s, 's'),
         _line(f'scale batch of {run.setup.num_scale_frames}', run.scale_batch_ms, 'ms'),
         f'{f"{count} later frames [ms]":34}' + ''.join(f'{f"p{p}":>9}' for p in _PERCENTILES),
-        _percentiles('network, until the pose is there', run.forward_ms),
+        _percentiles('network, until pose is on host', run.forward_ms),
         *_full_lines(run),
         _percentiles('upload', np.array([push.preprocess_ms for push in run.pushes])),
-        _percentiles('all, until the device is idle', np.array([p.wall_ms for p in run.pushes])),
+        _percentiles('total, until device is idle', np.array([p.wall_ms for p in run.pushes])),
         *(
             _line(f'median around {percent} % of the run', ms, 'ms')
             for percent, ms in run.positions_ms().items()
@@ -81,7 +81,7 @@ def run_lines(run: Run) -> list[str]:
 
 
 def comparison_lines(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
-    """Return a table with a row per run, and how many times as fast as the first it is."""
+    """Return a table with one row per run; the last column is the speed relative to the first."""
     titles = ('READY', 'scale batch', 'median', 'p99/median', 'rate', 'peak', 'compiled', 'speed')
     units = ('s', 'ms', 'ms', '', '1/s', 'GB', 'since READY', 'x first')
     width = max(len(label) for label in labels) + 2
@@ -96,7 +96,7 @@ def comparison_lines(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
 
 
 def run_values(run: Run) -> dict[str, object]:
-    """Return all figures of one run for JSON, the time of every frame included."""
+    """Return all figures of one run for JSON, with the times of all frames."""
     return {
         'setup': asdict(run.setup) | {'device': str(run.setup.device)},
         'label': run.label,
@@ -128,15 +128,15 @@ def _percentiles(name: str, times: np.ndarray) -> str:
 def _full_lines(run: Run) -> list[str]:
     if not len(run.full_ms):
         return ['  the window was never full']
-    line = _percentiles(f'those {len(run.full_ms)} with a full window', run.full_ms)
+    line = _percentiles(f'{len(run.full_ms)} with a full window', run.full_ms)
     return [f'{line}   p99/p50 {run.p99_over_median:.3f}']
 
 
 def _memory_lines(run: Run) -> list[str]:
     if not run.peak_gb:
         return []
-    kept = f'GB, {run.reserved_gb:.2f} with what the allocator keeps'
-    return [_line('peak GPU memory', run.peak_gb, kept)]
+    unit = f'GB, {run.reserved_gb:.2f} reserved by the allocator'
+    return [_line('peak GPU memory', run.peak_gb, unit)]
 
 
 def _trace_lines(trace_ms: dict[int, float]) -> list[str]:

@@ -1,4 +1,9 @@
-"""Engines for measurements: weights in host memory first, then as fast as possible to READY."""
+"""
+Build the engines and input images of a measurement.
+
+`host_weights` loads weights into host memory; `build` makes a warm engine from them and measures
+how long that takes. `noise` and `room` return the images to run.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,17 +32,17 @@ import torch
 from torch import Tensor
 
 _SEED = 42
-_DIFFERENT = 64  # noise frames, then they repeat: drawing them anew would take longer than a frame
-_ROOM = 10_000
-_ROOM_STEP = (0.022, 0.032)  # [m] between frames, as of a camera that is carried at 10 Hz
+_DISTINCT = 64  # noise images, then they repeat: a new one takes longer than the network
+_ROOM_SEED = 10_000
+_ROOM_STEP = (0.022, 0.032)  # [m] between frames, as for a handheld camera at 10 Hz
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What an engine is made of; names and values are those of the command line."""
+    """Settings of an engine; names and values are those of the command line."""
 
     model: str
-    weights: str  # random, recipe, a file, or '' for the packaged ones
+    weights: str  # 'random', 'recipe', a file, or '' (packaged)
     image_width: int
     image_height: int
     num_scale_frames: int
@@ -58,7 +63,7 @@ class Setup:
         return getattr(torch, self.dtype)
 
     def stream_config(self) -> StreamConfig:
-        """Return the settings of the engine; UserError: they do not go together."""
+        """Return the engine's settings; raise UserError if they are inconsistent."""
         return StreamConfig(
             num_scale_frames=self.num_scale_frames,
             sliding_window=self.sliding_window,
@@ -71,22 +76,22 @@ class Setup:
 
 @dataclass(frozen=True)
 class Ready:
-    """An engine that is warm, and how long that took from weights in host memory."""
+    """A warm engine and the time to READY, counted from weights in host memory."""
 
     engine: StreamEngine
     ready_s: float
-    compile_mode: str  # what `auto` came to, and what was left after a fallback
+    compile_mode: str  # in use, after resolving `auto` and any fallback
     attention_backend: str
 
     def label(self, mode: str) -> str:
-        """Return how to call it where `mode` was asked for."""
+        """Return a label with the requested `mode`, the mode in use and the backend."""
         became = mode if mode == self.compile_mode else f'{mode} -> {self.compile_mode}'
         return f'{became}, {self.attention_backend}'
 
 
 def host_weights(setup: Setup) -> dict[str, Tensor]:
-    """Return the weights in host memory; CheckpointError: they cannot be used."""
-    if setup.weights == 'random':  # drawn on the device, since that takes a minute on a CPU
+    """Load the weights into host memory; raise CheckpointError if they cannot be used."""
+    if setup.weights == 'random':  # generated on the device: takes a minute on a CPU
         state = load_model(setup.model, 'random', setup.device).state_dict()
         return {key: value.cpu() for key, value in state.items()}
     if setup.weights == 'recipe':
@@ -94,11 +99,11 @@ def host_weights(setup: Setup) -> dict[str, Tensor]:
         fill_model(model)
         return model.state_dict()
     state = read_state(resolve(setup.model, setup.weights))
-    return {key: value.clone() for key, value in state.items()}  # no longer on disk
+    return {key: value.clone() for key, value in state.items()}  # not memory-mapped
 
 
 def build(setup: Setup, weights: dict[str, Tensor]) -> Ready:
-    """Return an engine with these weights, warm for the frames; UserError: it cannot be."""
+    """Return a warm engine with these weights; raise UserError for unsupported settings."""
     release(setup.device)
     start_s = time.perf_counter()
     model = _empty_model(setup.model)
@@ -116,17 +121,17 @@ def build(setup: Setup, weights: dict[str, Tensor]) -> Ready:
 
 
 def release(device: torch.device) -> None:
-    """Forget compiled code and give memory back, so that the next engine starts afresh."""
+    """Drop compiled code and cached memory, so that the next engine starts clean."""
     torch._dynamo.reset()
     gc.collect()
     if device.type == 'cuda':
-        torch.cuda.init()  # or there are no statistics to reset yet
+        torch.cuda.init()  # the memory statistics exist only after this
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done everything."""
+    """Wait until the device is idle."""
     if device.type == 'cuda':
         torch.cuda.synchronize(device)
 
@@ -137,15 +142,15 @@ def _empty_model(name: str) -> GCTStream:
 
 
 def noise(setup: Setup, count: int) -> Iterator[np.ndarray]:
-    """Yield images (H, W, 3) uint8 of the size of the network's input."""
-    shape = (min(count, _DIFFERENT), setup.image_height, setup.image_width, 3)
+    """Yield random images (H, W, 3) uint8 of the network's input size."""
+    shape = (min(count, _DISTINCT), setup.image_height, setup.image_width, 3)
     frames = np.random.default_rng(_SEED).integers(0, 256, shape, dtype=np.uint8)
     for i in range(count):
-        yield frames[i % _DIFFERENT]
+        yield frames[i % _DISTINCT]
 
 
 def room(setup: Setup, count: int) -> np.ndarray:
-    """Return images (N, H, W, 3) uint8 of a walk through a room, drawn on the CPU."""
+    """Return images (N, H, W, 3) uint8 of a walk through a room, rendered on the CPU."""
     config = RoomConfig(setup.image_width, setup.image_height, count, _ROOM_STEP)
-    rgb = render_clips([_ROOM], config, 'cpu').rgb[0]
+    rgb = render_clips([_ROOM_SEED], config, 'cpu').rgb[0]
     return rgb.permute(0, 2, 3, 1).contiguous().numpy()

@@ -1,4 +1,4 @@
-"""Thousands of frames with roll-over: time and memory must not grow."""
+"""Soak test: thousands of frames with roll-over, to detect growing time or memory."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from lingbot_map.benchmark.setup import build, noise, Setup
-from lingbot_map.benchmark.speed import Push, Say, stream
+from lingbot_map.benchmark.speed import Log, Push, stream
 from lingbot_map.streaming.compiling import compilations
 from lingbot_map.streaming.engine import StreamEngine
 import numpy as np
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 _PARTS = 10
-_COLUMNS = {  # of which slopes are told -> name and unit
+_COLUMNS = {  # columns with slopes -> name and unit
     'forward_ms': ('network', 'ms'),
-    'wall_ms': ('all', 'ms'),
+    'wall_ms': ('total', 'ms'),
     'tensors_mb': ('tensors', 'MB'),
     'resident_mb': ('resident', 'MB'),
 }
@@ -25,21 +25,21 @@ _COLUMNS = {  # of which slopes are told -> name and unit
 
 @dataclass(frozen=True)
 class Part:
-    """A tenth of the frames; memory is that at its end."""
+    """A tenth of the frames; memory is measured at its end."""
 
-    last_frame: int  # index, counted from the start
-    is_full: bool  # the window was full, or a roll-over had begun, in all of it
-    forward_ms: float  # median of the network alone
-    wall_ms: float  # median of everything, the work on the next window included
-    worst_ms: float
-    tensors_mb: float  # 1e6 bytes that tensors hold, on the device
-    resident_mb: float  # 1e6 bytes of the process in host memory
-    window: int  # as many roll-overs were there
+    last_frame: int  # index since the start
+    is_full: bool  # full window or after a roll-over, for all frames
+    forward_ms: float  # median, network only
+    wall_ms: float  # median, with the work on the next window
+    worst_ms: float  # maximum of the same
+    tensors_mb: float  # tensors on the device, 1e6 bytes
+    resident_mb: float  # host memory of the process, 1e6 bytes
+    window: int  # number of roll-overs so far
 
 
 @dataclass(frozen=True)
 class Soak:
-    """What became of the frames."""
+    """Results of a soak test."""
 
     parts: list[Part]
     recompiles: int  # since READY
@@ -49,18 +49,18 @@ class Soak:
         return [part for part in self.parts if part.is_full]
 
     def slope(self, name: str) -> float:
-        """Return by how much a value of at least two full parts grows in 1000 frames."""
+        """Return the growth of a value per 1000 frames; needs at least two full parts."""
         frames = [part.last_frame / 1000 for part in self.full]
         return float(np.polyfit(frames, [getattr(part, name) for part in self.full], 1)[0])
 
     def growth(self, name: str) -> float:
-        """Return last full part / first one."""
+        """Return the ratio of a value in the last and the first full part."""
         return getattr(self.full[-1], name) / getattr(self.full[0], name)
 
 
-def soak(setup: Setup, weights: dict[str, Tensor], frames: int, say: Say) -> Soak:
-    """Run noise, every frame of it new to the memory, and look at it ten times."""
-    say('loading and warming up')
+def soak(setup: Setup, weights: dict[str, Tensor], frames: int, log: Log) -> Soak:
+    """Run noise through an engine and measure time and memory in ten parts."""
+    log('loading and warming up')
     ready = build(setup, weights)
     compiled, engine, parts = compilations(), ready.engine, []
     images, full = noise(setup, frames), setup.num_scale_frames + setup.sliding_window
@@ -71,13 +71,13 @@ def soak(setup: Setup, weights: dict[str, Tensor], frames: int, say: Say) -> Soa
         is_full = engine.window > 0 or engine.held_keyframes >= full
         part = [next(pushes) for _ in range(count)]
         parts.append(_part(part, is_full, engine, setup.device))
-        say(f'{engine.frames} of {frames} frames, {parts[-1].wall_ms:.1f} ms')
+        log(f'{engine.frames} of {frames} frames, {parts[-1].wall_ms:.1f} ms')
     return Soak(parts, compilations() - compiled)
 
 
 def soak_lines(found: Soak) -> list[str]:
-    """Return the table and how steep the columns are."""
-    titles = ('network [ms]', 'all [ms]', 'worst [ms]', 'tensors [MB]', 'resident [MB]')
+    """Return the table and the slopes of its columns."""
+    titles = ('network [ms]', 'total [ms]', 'worst [ms]', 'tensors [MB]', 'resident [MB]')
     head = f'{"frame":>8}' + ''.join(f'{title:>15}' for title in (*titles, 'window'))
     rows = [
         f'{part.last_frame:8d}{part.forward_ms:15.2f}{part.wall_ms:15.2f}{part.worst_ms:15.2f}'
@@ -88,7 +88,7 @@ def soak_lines(found: Soak) -> list[str]:
 
 
 def soak_values(found: Soak) -> dict[str, object]:
-    """Return table and slopes for JSON."""
+    """Return the table and the slopes for JSON."""
     values = {'parts': [asdict(part) for part in found.parts], 'recompiles': found.recompiles}
     if len(found.full) < 2:
         return values
@@ -99,7 +99,7 @@ def soak_values(found: Soak) -> dict[str, object]:
 
 
 def held_bytes(device: torch.device) -> int:
-    """Return how many bytes the tensors of this process hold on the device."""
+    """Return the size of all tensors of this process on the device [bytes]."""
     gc.collect()
     if device.type == 'cuda':
         return torch.cuda.memory_allocated(device)
@@ -113,18 +113,18 @@ def held_bytes(device: torch.device) -> int:
 
 
 def resident_bytes() -> int:
-    """Return how much host memory the process occupies."""
+    """Return the resident host memory of this process [bytes]."""
     pages = int(Path('/proc/self/statm').read_text().split()[1])
     return pages * os.sysconf('SC_PAGE_SIZE')
 
 
 def _slope_lines(found: Soak) -> list[str]:
     if len(found.full) < 2:
-        return ['too few frames with a full window to tell slopes']
+        return ['too few frames with a full window to compute slopes']
     return [
         'with a full window:',
         *(
-            f'  {name:10}{found.slope(key):+12.4f} {unit} in 1000 frames, last / first '
+            f'  {name:10}{found.slope(key):+12.4f} {unit} per 1000 frames, last / first '
             f'{found.growth(key):.4f}'
             for key, (name, unit) in _COLUMNS.items()
         ),
@@ -132,7 +132,7 @@ def _slope_lines(found: Soak) -> list[str]:
 
 
 def _sizes(count: int) -> Iterator[int]:
-    """Yield how many of `count` frames are in each part; none is empty."""
+    """Yield the number of frames in each part of `count` frames; no part is empty."""
     ends = sorted({round(count * i / _PARTS) for i in range(1, _PARTS + 1)} - {0})
     yield from np.diff([0, *ends]).tolist()
 

@@ -1,4 +1,4 @@
-"""Run frames through an engine and take the time, the scale batch apart from later frames."""
+"""Time an engine on noise: the scale batch, then each later frame."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,40 +14,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_AROUND_POSITION = 30  # frames before and after 10, 50 and 90 % of the run
-_AROUND_TRACE = 3
+_AROUND_POSITION = 30  # frames on both sides in medians at 10, 50 and 90 % of the run
+_AROUND_TRACE = 3  # the same for the trace
 _TRACE_STEP = 100
-_LEAST_POSITION = 10
+_MIN_POSITION = 10
 _OUTSIDE_ROUNDS = 20
-_CAMERA_WIDTH = 1280  # of the images whose upload and resize is timed
-_NOTES = 5  # lines about the progress of a run
+_CAMERA_WIDTH = 1280  # [px] of the image whose upload and resize is timed
+_NOTES = 5  # progress lines per run
 
-Say = Callable[[str], None]  # takes a line about the progress
+Log = Callable[[str], None]  # prints a progress line
 
 
 @dataclass(frozen=True)
 class Push:
-    """One image after the scale batch."""
+    """Times of one image after the scale batch."""
 
-    held: int  # keyframes in memory before it
+    held: int  # keyframes in memory before this image
     preprocess_ms: float  # upload and resize
-    forward_ms: float  # the network, until the pose is on the host
-    wall_ms: float  # everything, until the device is idle
+    forward_ms: float  # network, until the pose is in host memory
+    wall_ms: float  # total, until the device is idle
 
 
 @dataclass(frozen=True)
 class Run:
-    """What one engine did with the frames."""
+    """Results of one engine."""
 
     setup: Setup
-    label: str  # compile mode and attention
+    label: str  # compile mode and attention backend
     ready_s: float
     scale_batch_ms: float
     pushes: list[Push]
-    peak_gb: float  # 1e9 bytes that tensors held at most; 0 on a CPU
-    reserved_gb: float  # the same with what the allocator keeps
+    peak_gb: float  # peak of allocated tensors, 1e9 bytes; 0 on a CPU
+    reserved_gb: float  # peak reserved by the allocator, 1e9 bytes; 0 on a CPU
     recompiles: int  # since READY
-    outside: dict[str, float]  # name -> ms of what surrounds the network
+    outside: dict[str, float]  # name -> time of steps around the network [ms]
 
     @property
     def forward_ms(self) -> np.ndarray:
@@ -55,13 +55,13 @@ class Run:
 
     @property
     def full_ms(self) -> np.ndarray:
-        """Times of the frames that saw a full window; empty if there are none."""
+        """Network times of the frames with a full window; may be empty."""
         full = self.setup.num_scale_frames + self.setup.sliding_window
         return np.array([push.forward_ms for push in self.pushes if push.held >= full])
 
     @property
     def median_ms(self) -> float:
-        """Return the median with the window full, or of all frames if it never was."""
+        """Median over the frames with a full window, or over all frames if there are none."""
         return float(np.median(self.full_ms if len(self.full_ms) else self.forward_ms))
 
     @property
@@ -78,14 +78,14 @@ class Run:
         return 1e3 * self.frames / (self.scale_batch_ms + self.forward_ms.sum())
 
     def positions_ms(self) -> dict[int, float]:
-        """Return percent of the run -> median of the frames around it."""
+        """Return {percent of the run: median over the frames around it [ms]}."""
         times = self.forward_ms
-        places = {10: max(len(times) // 10, _LEAST_POSITION)}
+        places = {10: max(len(times) // 10, _MIN_POSITION)}
         places |= {percent: len(times) * percent // 100 for percent in (50, 90)}
         return {percent: _around(times, at, _AROUND_POSITION) for percent, at in places.items()}
 
     def trace_ms(self) -> dict[int, float]:
-        """Return every hundredth frame's index, counted from the start -> median around it."""
+        """Return {index: median over the frames around it [ms]} for every hundredth frame."""
         first = self.setup.num_scale_frames
         indices = range(_TRACE_STEP, self.frames, _TRACE_STEP)
         return {
@@ -99,16 +99,16 @@ def _around(times: np.ndarray, at: int, reach: int) -> float:
 
 
 def measure(
-    setup: Setup, weights: dict[str, Tensor], frames: int, say: Say, outside: bool = False
+    setup: Setup, weights: dict[str, Tensor], frames: int, log: Log, outside: bool = False
 ) -> Run:
-    """Build an engine and run noise through it; `outside` also times what is around it."""
-    say(f'compile_mode {setup.compile_mode}: loading and warming up')
+    """Build an engine and run noise through it; `outside` also times steps around the network."""
+    log(f'compile_mode {setup.compile_mode}: loading and warming up')
     ready = build(setup, weights)
-    say(f'READY after {ready.ready_s:.1f} s: {ready.label(setup.compile_mode)}')
+    log(f'READY after {ready.ready_s:.1f} s: {ready.label(setup.compile_mode)}')
     compiled = compilations()
     images = noise(setup, frames)
     scale_batch_ms, results = _scale_batch(ready.engine, images)
-    pushes = list(announced(stream(ready.engine, images, setup.device), frames, say))
+    pushes = list(with_progress(stream(ready.engine, images, setup.device), frames, log))
     return Run(
         setup,
         ready.label(setup.compile_mode),
@@ -128,7 +128,7 @@ def _scale_batch(engine: StreamEngine, images: Iterator) -> tuple[float, list[Fr
 
 
 def stream(engine: StreamEngine, images: Iterable, device: torch.device) -> Iterator[Push]:
-    """Push images after the scale batch, each when the device is done with the one before."""
+    """Push the images after the scale batch; the device is idle before each."""
     for rgb in images:
         held = engine.held_keyframes
         start_s = time.perf_counter()
@@ -138,12 +138,12 @@ def stream(engine: StreamEngine, images: Iterable, device: torch.device) -> Iter
         yield Push(held, result.timings_ms['preprocess'], result.timings_ms['forward'], wall_ms)
 
 
-def announced(pushes: Iterable[Push], count: int, say: Say) -> Iterator[Push]:
-    """Pass on all of about `count` pushes and say now and then how far they are."""
+def with_progress(pushes: Iterable[Push], count: int, log: Log) -> Iterator[Push]:
+    """Yield all of about `count` pushes; log the progress _NOTES times."""
     step = max(count // _NOTES, 1)
     for i, push in enumerate(pushes, 1):
         if i % step == 0:
-            say(f'{i} of {count} frames, {push.forward_ms:.1f} ms')
+            log(f'{i} of {count} frames, {push.forward_ms:.1f} ms')
         yield push
 
 
@@ -155,7 +155,7 @@ def _peak_gb(device: torch.device) -> tuple[float, float]:
 
 
 def _outside_ms(ready: Ready, setup: Setup, result: FrameResult) -> dict[str, float]:
-    """Return what a camera's image and a whole cloud cost beside the network."""
+    """Return the times of image upload and of a full point cloud [ms]."""
     height = round(_CAMERA_WIDTH * setup.image_height / setup.image_width)
     camera = np.random.default_rng(0).integers(0, 256, (height, _CAMERA_WIDTH, 3), dtype=np.uint8)
     mapping = ready.engine.pixel_map(height, _CAMERA_WIDTH)

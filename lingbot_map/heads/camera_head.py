@@ -1,4 +1,4 @@
-"""CameraHead: iterative pose and field-of-view regression from camera tokens (spec section 9)."""
+"""CameraHead: iterative regression of pose and field of view (spec section 9)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +15,7 @@ POSE_DIM = 9  # tx ty tz, qx qy qz qw, fov_h fov_w
 
 
 class CameraHead(nn.Module):
-    """Refine a pose encoding a fixed number of times; attention runs over one token per frame."""
+    """Refine a pose encoding in `iterations` steps; one camera token per frame."""
 
     def __init__(
         self,
@@ -42,7 +42,8 @@ class CameraHead(nn.Module):
         """
         Return the pose encoding (B, S, 9) after each iteration.
 
-        `tokens` (B, S, dim) float32; `attend(iteration, block, q, k, v)` lets frames see frames.
+        `tokens` (B, S, dim) float32; `index` (S,) temporal positions;
+        `attend(iteration, block, q, k, v)` computes attention across frames.
         """
         z = self.token_norm(tokens)
         rotary = self.rotary(index)
@@ -58,12 +59,12 @@ class CameraHead(nn.Module):
         return outputs
 
     def modulate(self, z: Tensor, pose: Tensor) -> Tensor:
-        """Return tokens conditioned on the current pose (adaptive norm, eps 1e-6)."""
+        """Condition tokens on the current pose (adaptive layer norm, eps 1e-6)."""
         shift, scale, gate = self.poseLN_modulation(self.embed_pose(pose)).chunk(3, -1)
         return gate * (F.layer_norm(z, z.shape[-1:], eps=1e-6) * (1 + scale) + shift) + z
 
     def rotary(self, index: Tensor) -> Rotary | None:
-        """Return the temporal encoding of frames at positions (index, 0, 0), if there is one."""
+        """Return the encoding of positions (index, 0, 0), or None without temporal encoding."""
         if self.rope_theta is None:
             return None
         positions = F.pad(index[:, None], (0, 2))
@@ -71,7 +72,7 @@ class CameraHead(nn.Module):
 
 
 def block_causal(frames: int, block: int, scale_frames: int) -> Tensor:
-    """Return who sees whom (S, S) in the camera head of a non-streaming call (spec section 9)."""
+    """Return the camera head's mask (S, S) for a non-streaming call (spec section 9)."""
     number = torch.arange(frames)
     seen = number[None] < (number[:, None] // block + 1) * block
     seen[:scale_frames, :scale_frames] = True

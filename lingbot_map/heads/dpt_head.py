@@ -1,4 +1,4 @@
-"""DPTHead: dense depth or point maps from four trunk layers (spec section 10)."""
+"""DPTHead: dense depth or point maps from the tokens of four trunk layers (spec section 10)."""
 
 from lingbot_map.layers.attention import LayerNorm
 import torch
@@ -6,11 +6,11 @@ from torch import nn, Tensor
 from torch.nn import functional as F
 
 FRAMES_PER_CHUNK = 8
-PositionMap = tuple[Tensor, Tensor]  # of the columns and of the rows
+PositionMap = tuple[Tensor, Tensor]  # of columns, of rows
 
 
 class ResidualConvUnit(nn.Module):
-    """Two convolutions around a skip branch that is rectified too, as checkpoints expect."""
+    """Two convolutions with a skip connection; ReLU is applied to the skip too (checkpoints)."""
 
     def __init__(self, features: int):
         super().__init__()
@@ -23,7 +23,7 @@ class ResidualConvUnit(nn.Module):
 
 
 class FeatureFusion(nn.Module):
-    """Add a finer map, refine, resize, project."""
+    """Add a finer feature map, refine, resize and project."""
 
     def __init__(self, features: int, has_lateral: bool):
         super().__init__()
@@ -52,9 +52,9 @@ class DPTHead(nn.Module):
         super().__init__()
         a, b, c, d = out_channels
         self.patch_size = patch_size
-        # Bounds the memory that a large batch takes, without effect on values.
+        # Limits the memory of a large batch; does not affect the outputs.
         self.frames_per_chunk = FRAMES_PER_CHUNK
-        self._maps: dict[tuple, list[PositionMap]] = {}  # by image size and device
+        self._maps: dict[tuple, list[PositionMap]] = {}  # key: height, width, device
         self.norm = LayerNorm(dim, eps=1e-5)
         self.projects = nn.ModuleList(nn.Conv2d(dim, width, 1) for width in out_channels)
         self.resize_layers = nn.ModuleList(
@@ -92,7 +92,7 @@ class DPTHead(nn.Module):
         return out[..., :-1], 1 + out[..., -1].exp()
 
     def position_maps(self, height: int, width: int, device: torch.device) -> list[PositionMap]:
-        """Return what is added to the four laterals and before the last convolutions."""
+        """Return position maps for the four laterals and for the input of `output_conv2`."""
         key = height, width, device
         if key not in self._maps:
             aspect, grid = width / height, (height // self.patch_size, width // self.patch_size)
@@ -107,7 +107,7 @@ class DPTHead(nn.Module):
     def decode(
         self, layers: list[Tensor], positions: list[PositionMap], height: int, width: int
     ) -> Tensor:
-        """Return (N, outputs, H, W) of N frames' tokens."""
+        """Decode the tokens of N frames into (N, outputs, H, W)."""
         rows, cols = height // self.patch_size, width // self.patch_size
         maps = [
             self.lateral(level, tokens, (rows, cols), positions[level])
@@ -124,13 +124,13 @@ class DPTHead(nn.Module):
             fuse = getattr(scratch, f'refinenet{level}')
             x = fuse(lateral, None, finer) if x is None else fuse(x, lateral, finer)
         x = resize(scratch.output_conv1(x), (rows * self.patch_size, cols * self.patch_size))
-        # Depth is the exponential of what comes out: the last convolutions stay float32.
+        # Depth is the exponential of this output, so the last convolutions stay float32.
         return scratch.output_conv2(add_position_map(x, positions[-1]).float())
 
     def lateral(
         self, level: int, tokens: Tensor, grid: tuple[int, int], position: PositionMap
     ) -> Tensor:
-        """Return the map of one trunk layer at its own resolution, `features` channels."""
+        """Return the feature map of one trunk layer at its own resolution."""
         x = self.norm(tokens).transpose(1, 2).unflatten(2, grid)
         project = self.projects[level]
         x = add_position_map(project(x.to(project.weight.dtype)), position)
@@ -158,7 +158,7 @@ def add_position_map(x: Tensor, position: PositionMap) -> Tensor:
 def position_map(
     channels: int, rows: int, cols: int, aspect: float, device: torch.device | None = None
 ) -> PositionMap:
-    """Return (C / 2, cols) and (C / 2, rows), times 0.1; `aspect` = image width / height."""
+    """Return maps (C / 2, cols) and (C / 2, rows), scaled by 0.1; `aspect` = width / height."""
     diagonal = (aspect**2 + 1) ** 0.5
     count = channels // 4
     omega = 100.0 ** -(torch.arange(count, device=device, dtype=torch.float64) / count)

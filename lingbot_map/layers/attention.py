@@ -1,4 +1,4 @@
-"""Multi-head self-attention with a fused projection; who sees what is the caller's business."""
+"""Multi-head self-attention with a fused projection; the caller applies the mask."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class LayerNorm(nn.LayerNorm):
-    """Normalise in float32 and return float32, whatever the input precision."""
+    """Layer norm in float32; returns float32 for any input precision."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x.float(), self.normalized_shape, self.weight, self.bias, self.eps)
@@ -23,7 +23,7 @@ def project(layer: nn.Linear, x: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Projections of an attention layer; `q_norm` and `k_norm` exist only with `qk_norm`."""
+    """Projections of an attention layer; has learned q and k norms only with `qk_norm`."""
 
     def __init__(self, dim: int, num_heads: int, qk_norm: bool = False):
         super().__init__()
@@ -48,22 +48,22 @@ class Attention(nn.Module):
 
 
 def attend_fully(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Let every query see every key."""
+    """Attend from every query to every key."""
     return F.scaled_dot_product_attention(q, k, v)
 
 
 def attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Let query i see key j where the boolean mask (N, M) is true."""
+    """Attend from query i to key j where the boolean mask (N, M) is true."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
 def init_linear(module: nn.Module) -> None:
-    """Give linear layers the usual truncated-normal start; checkpoints overwrite it."""
+    """Initialise `module` if it is linear: truncated normal weights (std 0.02), zero bias."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         nn.init.zeros_(module.bias)
 
 
 def parameter_dtype(module: nn.Module) -> torch.dtype:
-    """Return the precision of the first matrix in `module`."""
+    """Return the dtype of the first parameter of `module` with two or more dimensions."""
     return next(p.dtype for p in module.parameters() if p.dim() > 1)

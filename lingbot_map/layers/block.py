@@ -1,4 +1,4 @@
-"""The residual block that patch encoder, trunk and camera head share (spec section 2)."""
+"""Residual block of the patch encoder, the trunk and the camera head (spec section 2)."""
 
 from lingbot_map.layers.attention import Attend, attend_fully, Attention, LayerNorm, project
 from lingbot_map.layers.rope import Rotary
@@ -34,9 +34,8 @@ class Block(nn.Module):
     """
     Pre-norm attention and MLP with LayerScale.
 
-    The hot parts `attn_pre`, `attn.proj` and `ffn_residual` are callable units of their own, so
-    that they can be compiled while attention over a cache stays outside (spec section 16);
-    `attn_post` is all that follows attention.
+    `attn_pre`, `attn.proj` and `ffn_residual` are separate so that each can be compiled without
+    the attention over the cache (spec section 16). `attn_post` is everything after attention.
     """
 
     def __init__(
@@ -53,18 +52,18 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, rotary: Rotary | None = None, attend: Attend = attend_fully
     ) -> Tensor:
-        """Return tokens (B, N, dim); `attend` decides which keys the queries see."""
+        """Return tokens (B, N, dim); `attend` computes attention from queries, keys, values."""
         q, k, v = self.attn_pre(x, rotary)
         return self.attn_post(x, attend(q, k, v))
 
     def attn_pre(self, x: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys, values: norm, projection, q/k norm and rotation."""
+        """Return queries, keys, values after norm, projection, q/k norm and rotary encoding."""
         return self.attn.heads(self.norm1(x), rotary)
 
     def attn_post(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Return x (B, N, dim) after attention was projected and added, and after the MLP."""
+        """Project `attended`, add it to x (B, N, dim) and apply the MLP."""
         return self.ffn_residual(x + self.ls1(self.attn.merge(attended)))
 
     def ffn_residual(self, x: Tensor) -> Tensor:
-        """Return x plus its scaled MLP."""
+        """Return x + LayerScale(MLP(norm(x)))."""
         return x + self.ls2(self.mlp(self.norm2(x)))

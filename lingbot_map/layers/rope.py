@@ -1,8 +1,8 @@
 """
 Rotary position encodings of queries and keys (spec section 7).
 
-A `Rotary` holds cosines and sines for a whole token sequence; `rotate` applies it. Angles are made
-on demand from the positions, so no table limits the length of a run.
+A `Rotary` holds the cosines and sines for a token sequence; `rotate` applies them. Angles are
+computed from the positions on demand, so no table limits the sequence length.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Rotary(NamedTuple):
-    """Cosines and sines (..., N, pairs), float32; `interleaved` says how channels pair up."""
+    """Cosines and sines (..., N, pairs), float32; `interleaved`: channels 2j and 2j + 1 pair."""
 
     cos: Tensor
     sin: Tensor
@@ -29,9 +29,9 @@ def grid_positions(rows: int, cols: int, device: torch.device | None = None) -> 
 
 def rope_2d(positions: Tensor, head_dim: int, theta: float = 100.0) -> Rotary:
     """
-    Return the encoding of (N, 2) positions (y, x): one half of the channels per axis.
+    Return the encoding of (N, 2) positions (y, x), half of the channels per axis.
 
-    Channel i of a half pairs with channel i + head_dim / 4 (spec section 7.1).
+    In each half, channel i pairs with channel i + head_dim / 4 (spec section 7.1).
     """
     half = head_dim // 2
     exponent = torch.arange(0, half, 2, device=positions.device, dtype=torch.float32) / half
@@ -41,9 +41,9 @@ def rope_2d(positions: Tensor, head_dim: int, theta: float = 100.0) -> Rotary:
 
 def rope_3d(positions: Tensor, head_dim: int, theta: float = 10000.0) -> Rotary:
     """
-    Return the encoding of (..., 3) positions (t, y, x), channels split 20:22:22 of 64.
+    Return the encoding of (..., 3) positions (t, y, x); channels are split 20:22:22 of 64.
 
-    Channels 2j and 2j + 1 form a pair; angles are float64 (spec section 7.2).
+    Channels 2j and 2j + 1 pair; angles are computed in float64 (spec section 7.2).
     """
     spatial = 2 * (head_dim * 11 // 64)
     angles = [

@@ -1,4 +1,4 @@
-"""The patch encoder: a transformer with registers, or a bare convolution (spec section 4)."""
+"""Patch encoders: a ViT with register tokens, or one convolution (spec section 4)."""
 
 from lingbot_map.layers.attention import LayerNorm
 from lingbot_map.layers.block import Block
@@ -6,7 +6,7 @@ import torch
 from torch import nn, Tensor
 from torch.nn import functional as F
 
-# patch encoder name -> (depth, heads); 'conv' in the name means a bare convolution
+# Patch encoder name -> (depth, heads). A name with 'conv' selects one convolution instead.
 ENCODERS = {
     'dinov2_vits14_reg': (12, 6),
     'dinov2_vitb14_reg': (12, 12),
@@ -16,7 +16,7 @@ ENCODERS = {
 
 
 class PatchEmbed(nn.Module):
-    """Turn (N, 3, H, W) images into (N, patches, dim) tokens, patches in row-major order."""
+    """Embed images (N, 3, H, W) as tokens (N, patches, dim), patches in row-major order."""
 
     def __init__(self, patch_size: int, dim: int):
         super().__init__()
@@ -46,7 +46,7 @@ class PatchEncoder(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
         self.pos_embed = nn.Parameter(0.02 * torch.randn(1, 1 + side * side, dim))
         self.register_tokens = nn.Parameter(0.02 * torch.randn(1, num_register_tokens, dim))
-        self.mask_token = nn.Parameter(torch.zeros(1, dim))  # in checkpoints, never used here
+        self.mask_token = nn.Parameter(torch.zeros(1, dim))  # unused, but in checkpoints
         self.blocks = nn.ModuleList(
             Block(dim, num_heads, mlp_ratio, eps=1e-6) for _ in range(depth)
         )
@@ -59,7 +59,7 @@ class PatchEncoder(nn.Module):
         return self.norm(x)[:, 1 + self.register_tokens.shape[1] :]
 
     def embed(self, images: Tensor) -> Tensor:
-        """Return class token, registers and patches with positions added (N, tokens, dim)."""
+        """Return class token, registers and patches (N, tokens, dim), with position embeddings."""
         patches = self.patch_embed(images)
         rows, cols = images.shape[-2] // self.patch_size, images.shape[-1] // self.patch_size
         table = resample_pos_embed(self.pos_embed, rows, cols)
@@ -69,7 +69,7 @@ class PatchEncoder(nn.Module):
 
 
 def encoder_size(name: str) -> tuple[int, int]:
-    """Return depth and heads of the patch encoder called `name`, ValueError if there is none."""
+    """Return depth and heads of the patch encoder `name`; raise ValueError if unknown."""
     if name not in ENCODERS:
         raise ValueError(
             f"patch_embed '{name}' is unknown; use one of {', '.join(ENCODERS)} "
@@ -80,9 +80,9 @@ def encoder_size(name: str) -> tuple[int, int]:
 
 def resample_pos_embed(table: Tensor, rows: int, cols: int) -> Tensor:
     """
-    Resample a positional table (1, 1 + M * M, dim) to (1, 1 + rows * cols, dim), float32.
+    Resample position embeddings (1, 1 + M * M, dim) to (1, 1 + rows * cols, dim), float32.
 
-    Bicubic with antialias, even upwards; the class entry keeps its value (spec section 4).
+    Bicubic with antialias, also when upsampling; the class entry is unchanged (spec section 4).
     """
     side = round((table.shape[1] - 1) ** 0.5)
     if rows == cols == side:

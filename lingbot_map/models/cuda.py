@@ -1,4 +1,4 @@
-"""How the network runs on CUDA: precision of float32 products, streams beside each other."""
+"""Control how the network runs on CUDA: TF32 precision, and work on parallel streams."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import torch
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """Run products and convolutions of float32 tensors as TF32, or exactly, whatever is set."""
+    """Allow or forbid TF32 for float32 matrix products and convolutions in the body."""
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     before = products.allow_tf32, convolutions.allow_tf32
     products.allow_tf32 = convolutions.allow_tf32 = allowed
@@ -21,10 +21,11 @@ def tf32(allowed: bool) -> Iterator[None]:
 @contextmanager
 def side_stream(device: torch.device) -> Iterator[Callable[[], None]]:
     """
-    Let a captured graph run the body beside what follows, until the yielded function is called.
+    During CUDA graph capture, run the body on a second stream; the yielded function joins it.
 
-    Elsewhere, where launches cost more than is won, the body just runs. What the body reads must
-    stay alive until then.
+    Work issued between the body and the join runs in parallel. Tensors that the body reads must
+    stay alive until the join. Outside a capture the body runs normally: the extra launches would
+    cost more than they save.
     """
     if device.type != 'cuda' or not torch.cuda.is_current_stream_capturing():
         yield lambda: None

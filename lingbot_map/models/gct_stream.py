@@ -1,4 +1,4 @@
-"""GCTStream: images in, poses, depth and points out, frame by frame (spec section 13)."""
+"""GCTStream: the network that maps images to poses, depth and points (spec section 13)."""
 
 from collections.abc import Mapping
 
@@ -17,10 +17,10 @@ from torch import nn, Tensor
 
 class GCTStream(SequenceDrivers, nn.Module):
     """
-    The streaming network. Weights live here; a sequence lives in a `StreamMemory`.
+    The streaming network. It holds the weights; a `StreamMemory` holds the state of a sequence.
 
-    The stateful calls of the original (`forward`, `clean_kv_cache`, `_set_skip_append`) work on a
-    memory of their own, `memory`; an engine passes its own memory to `stream`.
+    The stateful calls of the original (`forward`, `clean_kv_cache`, `_set_skip_append`) use
+    `self.memory`; an engine passes its own memory to `stream`.
     """
 
     def __init__(
@@ -74,8 +74,10 @@ class GCTStream(SequenceDrivers, nn.Module):
         """
         Build the network with random weights.
 
-        The arguments before `*` are the original's. Those without influence on streaming are
-        accepted and ignored; those that ask for something unsupported raise ValueError.
+        The arguments before `*` are those of the original network. Arguments without effect on
+        streaming are ignored.
+
+        :raises ValueError: an argument asks for an unsupported feature.
         """
         super().__init__()
         _reject_unsupported(
@@ -143,7 +145,7 @@ class GCTStream(SequenceDrivers, nn.Module):
         self.point_head = dense(4) if enable_point else None
         self.local_point_head = dense(4) if enable_local_point else None
         self.apply(init_linear)
-        self.heads_tf32 = False  # whether float32 products of the heads may run as TF32
+        self.heads_tf32 = False  # allow TF32 for the heads
         self.compile_mode, self.attention_backend = 'off', 'sdpa'  # see compiling.compile_model
         self.memory: StreamMemory | None = None
         self._skip_append = False
@@ -152,9 +154,9 @@ class GCTStream(SequenceDrivers, nn.Module):
     @classmethod
     def from_config(cls, config: Mapping) -> 'GCTStream':
         """
-        Build the network from a mapping of constructor arguments.
+        Build the network from constructor arguments.
 
-        :raises ValueError: an unknown key.
+        :raises ValueError: unknown key.
         """
         try:
             return cls(**config)
@@ -162,7 +164,7 @@ class GCTStream(SequenceDrivers, nn.Module):
             raise ValueError(f'model configuration: {error}') from error
 
     def memory_shape(self, patches: int, max_keyframes: int) -> MemoryShape:
-        """Return the sizes of a memory for `patches` patch tokens per frame."""
+        """Return the sizes of a StreamMemory for `patches` patch tokens per frame."""
         trunk, camera = self.aggregator, self.camera_head
         heads = trunk.global_blocks[0].attn.num_heads
         has_trunk = camera is not None and len(camera.trunk)
@@ -182,7 +184,7 @@ class GCTStream(SequenceDrivers, nn.Module):
         )
 
     def new_memory(self, height: int, width: int, max_keyframes: int) -> StreamMemory:
-        """Allocate a memory for frames of `height` x `width` network pixels."""
+        """Allocate a StreamMemory for frames of `height` x `width` network pixels."""
         patches = (height // self.patch_size) * (width // self.patch_size)
         device = self.aggregator.camera_token.device
         return StreamMemory(
@@ -190,11 +192,7 @@ class GCTStream(SequenceDrivers, nn.Module):
         )
 
     def stream(self, images: Tensor, memory: StreamMemory, num_frame_for_scale: int) -> Outputs:
-        """
-        Run the frames (1, S, 3, H, W) for which `memory.write` was just called.
-
-        The caller decides afterwards by `memory.commit` or `memory.undo`.
-        """
+        """Run frames (1, S, 3, H, W); call `memory.write` before, `commit` or `undo` after."""
         return self.predict(
             images, memory.index, num_frame_for_scale, memory.attend, memory.attend_camera
         )
@@ -203,14 +201,15 @@ class GCTStream(SequenceDrivers, nn.Module):
         self, images: Tensor, index: Tensor, num_frame_for_scale: int, attend, attend_camera
     ) -> Outputs:
         """
-        Run trunk and heads; `attend` and `attend_camera` decide who sees whom.
+        Run trunk and heads.
 
-        `images` (B, S, 3, H, W) in [0, 1], `index` (S,) frames kept before each frame. Heads get
-        float32. Returns the entries of `forward`.
+        `images` (B, S, 3, H, W) in [0, 1]; `index` (S,) number of frames kept before each frame;
+        `attend` and `attend_camera` compute attention across frames (see AggregatorStream and
+        CameraHead). Returns the outputs of `forward` without `images`.
         """
         with tf32(False):
             selected = self.aggregator(images, index, num_frame_for_scale, attend)
-        # Heads run in float32 whatever the trunk's precision (spec section 11).
+        # The heads get float32 inputs for any trunk precision (spec section 11).
         with torch.autocast(images.device.type, enabled=False), tf32(self.heads_tf32):
             poses: list[Tensor] = []
             with side_stream(images.device) as join:
@@ -252,11 +251,11 @@ class GCTStream(SequenceDrivers, nn.Module):
         **kwargs,
     ) -> Outputs:
         """
-        Continue the sequence in `memory` with frames (S, 3, H, W) or (1, S, 3, H, W) in [0, 1].
+        Run frames (S, 3, H, W) or (1, S, 3, H, W) in [0, 1] over `self.memory`.
 
-        Streaming: the scale batch first, `causal_inference=True`, then single frames. Without
-        `causal_inference` the call stands alone: the memory is emptied first and the camera head
-        sees blocks of `num_frame_per_block` frames (spec section 9).
+        To stream, call it with `causal_inference=True`: first the scale batch, then single frames.
+        Without `causal_inference` the memory is cleared first, and the camera head attends in
+        blocks of `num_frame_per_block` frames (spec section 9).
 
         :raises ValueError: wrong shape, batch larger than 1, several frames after the first call.
         """
@@ -287,17 +286,17 @@ class GCTStream(SequenceDrivers, nn.Module):
         return outputs
 
     def clean_kv_cache(self) -> None:
-        """Forget the sequence in `memory`, and any mode left by an interrupted call."""
+        """Clear `self.memory` and the skip-append mode."""
         self._skip_append = False
         if self.memory is not None:
             self.memory.reset()
 
     def _set_skip_append(self, skip: bool) -> None:
-        """Make the following single-frame calls non-keyframes (or keyframes again)."""
+        """With `skip`, later single-frame calls are not kept in memory; without, they are."""
         self._skip_append = skip
 
     def get_kv_cache_info(self) -> dict[str, float]:
-        """Return the number of trunk blocks holding keys and the size of the memory in MB."""
+        """Return the number of trunk blocks with cached keys and the memory size [MiB]."""
         filled = self.memory is not None and self.memory.kept > 0
         return {
             'num_cached_blocks': self.memory.shape.layers if filled else 0,
@@ -321,7 +320,7 @@ class GCTStream(SequenceDrivers, nn.Module):
         return images
 
     def _own_memory(self, height: int, width: int, frames: int, capacity: int) -> StreamMemory:
-        """Return `memory`, made anew for `capacity` frames if it does not fit `frames`."""
+        """Return `self.memory`; reallocate it for `capacity` frames if it does not fit."""
         patches = (height // self.patch_size) * (width // self.patch_size)
         memory, device = self.memory, self.aggregator.camera_token.device
         if memory is not None and memory.kept and memory.shape.patches != patches:
@@ -335,7 +334,7 @@ class GCTStream(SequenceDrivers, nn.Module):
             self.memory_shape(patches, memory.shape.max_keyframes),
         )
         if not fits or (not memory.kept and memory.shape.max_keyframes < frames):
-            memory = self.memory = None  # free the old buffers before the new ones are made
+            memory = self.memory = None  # free the old buffers before allocating
             self.memory = self.new_memory(height, width, capacity)
         return self.memory
 

@@ -1,4 +1,4 @@
-"""The module path under which the original keeps its windowed variant."""
+"""Import path of the original network's windowed variant; GCTStream covers both."""
 
 from lingbot_map.models.gct_stream import GCTStream
 

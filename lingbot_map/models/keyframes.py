@@ -1,23 +1,25 @@
-"""Which frames stay in memory: every n-th, or those the camera moved for (spec section 15)."""
+"""Select keyframes: every n-th frame, or frames with enough flow (spec section 15)."""
 
 from lingbot_map.geometry import decode_pose, invert, unproject
 from lingbot_map.settings import StreamConfig
 import torch
 from torch import Tensor
 
-GRID_STRIDE = 8  # pixels between the points whose displacement is measured
-_NEAR = 1e-6  # depths up to this are no points
+GRID_STRIDE = 8  # [px] between the sampled points
+_NEAR = 1e-6  # smallest valid depth
 
 
 class Keyframes:
     """
-    Decides frame by frame, after the scale batch, what is kept.
+    Decides for each frame after the scale batch whether it is a keyframe.
 
-    Call `start` after the scale batch. Then for every frame `keeps_early` before it runs, `keeps`
-    once its outputs are there, and `advance` when the decision has been carried out. A
-    `flow_threshold` above 0 [px] takes the place of `interval`: the frame runs uncommitted and is
-    kept if it is the first, if the mean flow against the last keyframe exceeds the threshold, or
-    if it is the `max_non_keyframe_gap`-th since. A model without depth head keeps every frame.
+    Call `start` after the scale batch. For each frame call `keeps_early` before the forward pass,
+    `keeps` with its outputs, and `advance` after the commit or undo.
+
+    With `flow_threshold` 0 every `interval`-th frame is kept. With a threshold above 0 [px],
+    `interval` is ignored and a frame is kept if it is the first, if the mean flow since the last
+    keyframe exceeds the threshold, or if it is the `max_non_keyframe_gap`-th since then. A model
+    without depth head then keeps every frame.
     """
 
     def __init__(
@@ -26,7 +28,7 @@ class Keyframes:
         self.interval = interval
         self.flow_threshold = flow_threshold
         self.max_non_keyframe_gap = max_non_keyframe_gap
-        self.flow: float | None = None  # of the newest frame that `keeps` measured [px]
+        self.flow: float | None = None  # [px], of the newest frame passed to `keeps`
         self.start(None)
 
     @property
@@ -34,20 +36,20 @@ class Keyframes:
         return self.flow_threshold > 0
 
     def start(self, pose_enc: Tensor | None) -> None:
-        """Begin after a scale batch whose last frame has the pose encoding `pose_enc` (9,)."""
+        """Start a sequence; `pose_enc` (9,) is that of the last frame of the scale batch."""
         self._frames = self._since_keyframe = 0
-        self.refer_to(pose_enc)
+        self.set_reference(pose_enc)
 
-    def refer_to(self, pose_enc: Tensor | None) -> None:
-        """Replace the last keyframe's pose encoding (9,), when the world frame changes."""
+    def set_reference(self, pose_enc: Tensor | None) -> None:
+        """Set the pose encoding (9,) of the last keyframe, e.g. when the world frame changes."""
         self._reference = None if pose_enc is None else pose_enc.clone()
 
     def keeps_early(self) -> bool:
-        """Return the `keep` of `StreamMemory.write`: by flow, a frame is not kept at first."""
+        """Return `keep` for `StreamMemory.write`; False if the flow decides later."""
         return not self.by_flow and self._frames % max(self.interval, 1) == 0
 
     def keeps(self, outputs: dict[str, Tensor]) -> bool:
-        """Return whether to commit a frame, given the network's outputs (1, 1, ...) for it."""
+        """Return whether to keep a frame, given the network's outputs (1, 1, ...) for it."""
         if not self.by_flow:
             return self.keeps_early()
         if 'depth' not in outputs:
@@ -62,15 +64,15 @@ class Keyframes:
         )
 
     def advance(self, kept: bool, outputs: dict[str, Tensor]) -> None:
-        """Count a frame; a kept one becomes the last keyframe."""
+        """Count a frame; if kept, make it the last keyframe."""
         self._frames += 1
         self._since_keyframe = 0 if kept else self._since_keyframe + 1
         if kept and self.by_flow and 'pose_enc' in outputs:
-            self.refer_to(outputs['pose_enc'][0, -1])
+            self.set_reference(outputs['pose_enc'][0, -1])
 
 
 def keyframes_for(config: StreamConfig) -> Keyframes:
-    """Return what decides by the `keyframe_policy` of `config`."""
+    """Return the Keyframes for the `keyframe_policy` of `config`."""
     if config.keyframe_policy == 'flow':
         return Keyframes(1, config.flow_threshold, config.max_non_keyframe_gap)
     return Keyframes(config.keyframe_interval)
@@ -78,11 +80,11 @@ def keyframes_for(config: StreamConfig) -> Keyframes:
 
 def mean_flow(pose_enc: Tensor, depth: Tensor, reference: Tensor) -> Tensor:
     """
-    Return how far the points of a frame are displaced in a reference camera, on average [px].
+    Return the mean optical flow from a frame to a reference camera [px].
 
-    `pose_enc` and `reference` (9,) are the encoded poses of the frame and of the reference camera,
-    `depth` (H, W) the frame's z-depth. Points of every 8th row and column count if they lie before
-    both cameras; 0 if none does.
+    `pose_enc` and `reference` (9,) are the pose encodings of the frame and of the reference
+    camera; `depth` (H, W) is the frame's z-depth. Uses the points of every 8th row and column that
+    are in front of both cameras; 0 if there are none.
     """
     T_world_cam, K = decode_pose(torch.stack((pose_enc, reference)), *depth.shape)
     points = unproject(depth, K[0], GRID_STRIDE)
@@ -90,7 +92,7 @@ def mean_flow(pose_enc: Tensor, depth: Tensor, reference: Tensor) -> Tensor:
     points = points @ T_reference_cam[:3, :3].T + T_reference_cam[:3, 3]
     seen = points / points[..., 2:].clamp_min(_NEAR)
     unmoved = unproject(torch.ones_like(depth), K[1], GRID_STRIDE)
-    # Both lie on the plane z = 1 of the reference camera: its focal lengths make pixels of them.
+    # Both are on the plane z = 1 of the reference camera; K scales their difference to pixels.
     shift = (seen - unmoved) @ K[1].T
     valid = (depth[::GRID_STRIDE, ::GRID_STRIDE] > _NEAR) & (points[..., 2] > _NEAR)
     flow = torch.where(valid, shift[..., :2].norm(dim=-1), 0.0)
@@ -98,5 +100,5 @@ def mean_flow(pose_enc: Tensor, depth: Tensor, reference: Tensor) -> Tensor:
 
 
 def interval_for(frames: int, scale_frames: int, max_keyframes: int) -> int:
-    """Return the smallest interval that keeps at most `max_keyframes` of a run of `frames`."""
+    """Return the smallest interval at which `frames` frames give at most `max_keyframes`."""
     return max(-(-(frames - scale_frames) // (max_keyframes - scale_frames)), 1)

@@ -1,13 +1,13 @@
 """
-StreamMemory: everything that outlives a frame, allocated once (spec sections 8 and 9).
+StreamMemory: cached keys and values of a sequence, allocated once (spec sections 8 and 9).
 
-Per trunk layer one buffer of key rows holds, side by side,
+The key buffer of each trunk layer has these rows:
 
     special tokens, newest first   |   frame slots 0 .. anchors + window - 1   |   scratch slot
     row: special_rows - 6 (n + 1)  |   special_rows + slot * patches
 
-so the keys that a frame sees are always one contiguous slice: attention needs no mask, no copy and
-no shift, since rotary positions are already in the keys and softmax ignores their order.
+The keys that a frame attends to are always one contiguous slice, so attention needs no mask, copy
+or shift: the keys already contain their rotary positions, and softmax ignores their order.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 class StreamLimitError(RuntimeError):
-    """The memory holds as many frames as it was made for."""
+    """The memory is full: it holds `max_keyframes` frames."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class MemoryShape:
     head_dim: int
     patches: int
     specials: int
-    anchors: int  # first kept frames, whose patches stay for ever
-    window: int  # newest kept frames after the anchors whose patches stay
-    max_keyframes: int  # frames that can be kept between two resets
+    anchors: int  # first kept frames; their patches are never evicted
+    window: int  # newest kept frames after the anchors whose patches are cached
+    max_keyframes: int  # capacity, in frames kept since a reset
     camera_iterations: int
     camera_depth: int
     camera_heads: int
@@ -41,7 +41,7 @@ class MemoryShape:
 
     @property
     def resident(self) -> int:
-        """Frames whose patches can be held at once, without the scratch slot."""
+        """Frames whose patches fit at once, without the scratch slot."""
         return min(self.anchors + self.window, self.max_keyframes)
 
     @property
@@ -54,32 +54,32 @@ class MemoryShape:
 
     @property
     def trunk_buffer(self) -> tuple[int, ...]:
-        """Shape of the buffer of trunk keys, and of that of values."""
+        """Shape of the trunk's key buffer and of its value buffer."""
         return (self.layers, 1, self.heads, self.rows, self.head_dim)
 
     @property
     def camera_buffer(self) -> tuple[int, ...]:
-        """Shape of the buffer of the camera head's keys, and of that of values."""
+        """Shape of the camera head's key buffer and of its value buffer."""
         depth, frames = max(self.camera_depth, 1), self.max_keyframes + 1
         return (self.camera_iterations, depth, 1, self.camera_heads, frames, self.camera_head_dim)
 
 
 class StreamMemory:
-    """Cached keys and values of one sequence; the protocol is write, forward, commit or undo."""
+    """Cached keys and values of one sequence. Per frame: write, forward, commit or undo."""
 
     def __init__(self, shape: MemoryShape, device: torch.device, dtype: torch.dtype):
         self.shape, self.device, self.dtype = shape, device, dtype
         self.keys, self.values = _buffers(shape.trunk_buffer, device, dtype)
         self.camera_keys, self.camera_values = _buffers(shape.camera_buffer, device, torch.float32)
-        self.attend_cached = attend_fully  # the kernel for single frames
-        self.slot_frames = [-1] * (shape.resident + 1)  # kept number of the frame in each slot
+        self.attend_cached = attend_fully  # attention function for single frames
+        self.slot_frames = [-1] * (shape.resident + 1)  # number of the kept frame in each slot
         self.reset()
 
     def reset(self) -> None:
-        """Forget all frames; the buffers stay."""
+        """Forget all frames; keep the buffers."""
         self.kept = 0
         self._frames = 0
-        self.visible_slots = 0  # first slots whose patches the frame being written sees
+        self.visible_slots = 0  # number of slots that the frame being written attends to
         self._in_scratch = False
 
     @property
@@ -96,26 +96,26 @@ class StreamMemory:
 
     @property
     def visible_patches(self) -> list[int]:
-        """Kept numbers of the frames whose patch keys the frames being written see."""
+        """Numbers of the kept frames whose patch keys are visible to the frames being written."""
         if self._frames > 1:
             return list(range(self.kept, self.kept + self._frames))
         return sorted(self.slot_frames[: self.visible_slots])
 
     @property
     def visible_specials(self) -> list[int]:
-        """Kept numbers of the frames whose special keys the frames being written see."""
+        """Numbers of the kept frames whose special keys are visible to the same frames."""
         first = self.kept if self._frames > 1 else 0
         return list(range(first, self.kept + self._frames))
 
     @property
     def visible_rows(self) -> slice:
-        """Rows of `keys` and `values` that the single frame being written sees."""
+        """Rows of `keys` and `values` that are visible to the single frame being written."""
         first = self._special_rows(self.kept).start
         return slice(first, self._patch_rows(self.visible_slots).start)
 
     @property
     def written_rows(self) -> tuple[int, int]:
-        """First rows for the special and the patch tokens of the single frame being written."""
+        """First rows of the special and patch tokens of the single frame being written."""
         patch_row = self._patch_rows(self._slot(self.kept)).start
         return self._special_rows(self.kept).start, patch_row
 
@@ -123,16 +123,16 @@ class StreamMemory:
         """
         Choose the slots of the next forward pass.
 
-        Several frames at once (the scale batch) are possible on an empty memory only. With `keep`
-        a single frame takes its ring slot and the oldest window frame goes; without, it goes to
-        the scratch slot, sees the whole window beside itself, and `commit` may still keep it.
+        Several frames at once (the scale batch) require an empty memory. With `keep` a single
+        frame overwrites the oldest frame of the window in the ring. Without `keep` it goes to the
+        scratch slot and attends to the whole window and itself; `commit` may still keep it.
 
-        :raises StreamLimitError: no room for another kept frame.
-        :raises ValueError: a batch that is not kept, or that comes after other frames.
+        :raises StreamLimitError: the memory is full.
+        :raises ValueError: a batch without `keep`, or after other frames.
         """
         if frames > 1 and (self.kept or not keep):
             raise ValueError(
-                f'{frames} frames at once are possible only as the first, kept batch; '
+                f'{frames} frames at once are possible only as the first batch, with keep=True; '
                 'reset the memory first or pass one frame at a time'
             )
         if keep:
@@ -149,7 +149,7 @@ class StreamMemory:
         """
         Keep the frames just written; a frame in the scratch slot moves to its ring slot.
 
-        :raises StreamLimitError: no room for the frame in the scratch slot.
+        :raises StreamLimitError: the memory is full.
         """
         if self._in_scratch:
             self._require_room(1)
@@ -165,14 +165,14 @@ class StreamMemory:
         self._frames = 0
 
     def undo(self) -> None:
-        """Forget the frame just written, as if it had not been."""
+        """Discard the frames just written."""
         self._frames = 0
 
     def adopt(self, other: 'StreamMemory') -> None:
         """
-        Go on from the frames that another memory keeps, in place of the own ones, by copying.
+        Replace all frames by a copy of those of another memory.
 
-        The shapes may differ in `max_keyframes` only; these frames have to fit.
+        The two shapes may differ in `max_keyframes` only, and the frames must fit.
         """
         ours, theirs = self._kept_rows(other.kept), other._kept_rows(other.kept)
         self.keys[..., ours, :] = other.keys[..., theirs, :]
@@ -184,7 +184,7 @@ class StreamMemory:
         self.kept = other.kept
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store keys and values (1, heads, S * P, head_dim) and attend to what is visible."""
+        """Store keys and values (1, heads, S * P, head_dim); attend to all visible rows."""
         self._store(self.keys[layer], k)
         self._store(self.values[layer], v)
         if self._frames > 1:
@@ -198,7 +198,7 @@ class StreamMemory:
         """Store camera keys and values (1, heads, S, head_dim); attend to all kept frames."""
         end = self.kept + self._frames
         keys, values = self.camera_keys[iteration, depth], self.camera_values[iteration, depth]
-        with torch.no_grad():  # what outlives the frame keeps no graph alive
+        with torch.no_grad():  # the cache must not keep an autograd graph alive
             keys[:, :, self.kept : end] = k
             values[:, :, self.kept : end] = v
         return attend_fully(q.to(keys.dtype), keys[:, :, :end], values[:, :, :end])
@@ -211,7 +211,7 @@ class StreamMemory:
             )
 
     def _slot(self, frame: int) -> int:
-        """Return the patch slot of the frame with kept number `frame` in the current mode."""
+        """Return the patch slot of frame number `frame`, in the current mode (ring or scratch)."""
         anchors, window = self.shape.anchors, self.shape.window
         if self._in_scratch or (window == 0 and frame >= anchors):
             return min(frame, anchors + window)
@@ -223,7 +223,7 @@ class StreamMemory:
         rows = rows.unflatten(2, (frames, -1))
         newest, oldest = self._special_rows(first + frames - 1), self._special_rows(first)
         buffer[:, :, newest.start : oldest.stop] = rows[:, :, :, :specials].flip(2).flatten(2, 3)
-        if first + frames <= self.shape.anchors:  # the slots lie in a row
+        if first + frames <= self.shape.anchors:  # the slots are contiguous
             slots = slice(self._patch_rows(first).start, self._patch_rows(first + frames).start)
             buffer[:, :, slots] = rows[:, :, :, specials:].flatten(2, 3)
             return
@@ -232,7 +232,7 @@ class StreamMemory:
             buffer[:, :, slot] = rows[:, :, offset, specials:]
 
     def _kept_rows(self, frames: int) -> slice:
-        """Return the rows of `frames` kept frames, as far as they are still there."""
+        """Return the rows of the first `frames` kept frames, without evicted patches."""
         slots = min(frames, self.shape.anchors + self.shape.window)
         first = self.shape.special_rows - self.shape.specials * frames
         return slice(first, self._patch_rows(slots).start)
@@ -247,13 +247,13 @@ class StreamMemory:
 
 
 def _buffers(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-    """Return buffers for keys and values; OutOfMemoryError: also on a CPU."""
+    """Allocate buffers for keys and values; raise OutOfMemoryError on any device, also the CPU."""
     try:
-        with torch.inference_mode(False):  # or they could be written in that mode only
+        with torch.inference_mode(False):  # inference tensors are read-only outside that mode
             return [torch.zeros(shape, device=device, dtype=dtype) for _ in range(2)]
-    except (RuntimeError, TypeError) as error:  # of a CPU, and of sizes beyond 64 bits
+    except (RuntimeError, TypeError) as error:  # from a CPU; sizes above 64 bits
         size = 2 * math.prod(shape) * dtype.itemsize / 1e9
         raise torch.OutOfMemoryError(
-            f'{device} has no {size:.1f} GB for the keys and values of past frames: lower '
+            f'{device} has no {size:.1f} GB free for the keys and values of past frames: lower '
             "'sliding_window', 'max_keyframes' or 'image_width'"
         ) from error

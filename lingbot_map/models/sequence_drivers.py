@@ -1,4 +1,4 @@
-"""Whole recorded sequences through a GCTStream: as one stream, or in windows that are aligned."""
+"""Run a GCTStream over a whole sequence, as one stream or in aligned windows."""
 
 from lingbot_map.models.keyframes import Keyframes
 from lingbot_map.models.windows import lay_out, Outputs, stitch, Window
@@ -9,7 +9,7 @@ SCALE_FRAME, KEYFRAME, NON_KEYFRAME = range(3)  # values of `frame_type`
 
 
 class SequenceDrivers:
-    """The part of GCTStream that loops over the frames of a sequence."""
+    """Mixin of GCTStream with the loops over the frames of a sequence."""
 
     @torch.no_grad()
     def inference_streaming(
@@ -24,11 +24,12 @@ class SequenceDrivers:
         """
         Run a whole sequence (S, 3, H, W) or (1, S, 3, H, W), on any device, frame by frame.
 
-        Every `keyframe_interval`-th frame after the scale batch is kept; with a `flow_threshold`
-        [px] those that the camera moved for (see `Keyframes`). Returns `pose_enc`, dense outputs
-        and `images` concatenated along S, moved to `output_device` at once if it is given (the
-        memory is then released at the end), and with a flow threshold `flow` (1, N), that of the
-        frames after the scale batch.
+        `keyframe_interval`, `flow_threshold` [px] and `max_non_keyframe_gap` select keyframes as
+        in `Keyframes`. Returns `pose_enc`, dense outputs and `images`, concatenated along S. With
+        a flow threshold, also `flow` (1, N) [px] of the frames after the scale batch.
+
+        With `output_device`, outputs are moved there after each frame, and the memory is released
+        at the end.
         """
         images = self._checked(images)
         frames = images.shape[1]
@@ -57,13 +58,13 @@ class SequenceDrivers:
         """
         Run a whole sequence in overlapping windows of `window_size` kept frames each.
 
-        Arguments and results as in `inference_streaming`, and `frame_type` (0 scale frame, 1
-        keyframe, 2 neither), `is_keyframe`, `alignment_mode`; `lay_out` says how windows overlap,
-        `stitch` how they are joined and what several of them add. With a flow threshold a window
-        ends with its last keyframe, and `flow` has the frames of an overlap twice. `scale_mode`
-        can only be 'median'.
+        Arguments and results are those of `inference_streaming`, plus the results `frame_type`
+        (0 scale frame, 1 keyframe, 2 neither), `is_keyframe` and `alignment_mode`. See `lay_out`
+        for the overlap, and `stitch` for the alignment and the results it adds. With a flow
+        threshold a window ends at its last keyframe, and `flow` contains the frames of an overlap
+        twice. `scale_mode` must be 'median'.
 
-        :raises ValueError: an overlap as long as a window; a model without camera head.
+        :raises ValueError: an overlap as long as a window, or a model without camera head.
         """
         if scale_mode != 'median':
             raise ValueError(f"scale_mode is '{scale_mode}'; only 'median' is supported")
@@ -90,7 +91,7 @@ class SequenceDrivers:
 
 
 class _Run:
-    """One pass over a sequence; every window of it begins with an empty memory."""
+    """One pass over a sequence; each window starts with an empty memory."""
 
     def __init__(
         self, model, images: Tensor, scale_frames: int, keyframes: Keyframes, output_device
@@ -102,7 +103,7 @@ class _Run:
         self._flow: list[float] = []
 
     def window(self, frames: range, most_kept: int) -> Window:
-        """Run frames until the last, or until `most_kept` of them are kept."""
+        """Run `frames`; with a flow threshold stop when `most_kept` frames are kept."""
         memory = self._model.memory
         memory.reset()
         scale_end = min(frames.start + self._scale_frames, frames.stop)
@@ -121,7 +122,7 @@ class _Run:
         return Window(frames.start, outputs)
 
     def flow_windows(self, overlap: int, most_kept: int) -> list[Window]:
-        """Run windows that end where their last keyframe turns out to be."""
+        """Run windows whose ends depend on the flow: each ends at its last keyframe."""
         total = self._images.shape[1]
         windows = [self.window(range(total), most_kept)]
         while windows[-1].stop < total:
@@ -130,7 +131,7 @@ class _Run:
         return windows
 
     def finish(self, outputs: Outputs) -> Outputs:
-        """Return the outputs with what belongs to the sequence as a whole."""
+        """Add `flow` and `images` to the outputs; release the memory with `output_device`."""
         if self._output_device is not None:
             self._model.memory = None
         device = self._output_device or self._device

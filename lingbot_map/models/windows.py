@@ -1,7 +1,7 @@
 """
-Long sequences in overlapping windows, brought to the frame of the first (spec section 14).
+Align overlapping windows of a long sequence to the first window (spec section 14).
 
-The network starts afresh in every window, so each window has a world frame and a scale of its own.
+The network starts anew in each window, so each window has its own world frame and scale.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ MIN_SCALE, MAX_SCALE = 1e-3, 1e3
 
 @dataclass(frozen=True)
 class Similarity:
-    """Takes points of one world frame to another: scale * R @ p + t; float64 on the CPU."""
+    """Similarity transform between world frames: p -> scale * R @ p + t; float64 on the CPU."""
 
     scale: float
     R: Tensor  # (3, 3)
@@ -29,25 +29,25 @@ class Similarity:
 
     @classmethod
     def between(cls, T_to_cam: Tensor, T_from_cam: Tensor, scale: float) -> 'Similarity':
-        """Return the similarity that takes the second pose (4, 4) of a camera to the first."""
+        """Return the similarity that maps the second pose (4, 4) of a camera to the first."""
         R = T_to_cam[:3, :3] @ T_from_cam[:3, :3].T
         return cls(scale, R, T_to_cam[:3, 3] - scale * (R @ T_from_cam[:3, 3]))
 
     def move(self, T: Tensor) -> Tensor:
-        """Return camera-to-world poses (..., 4, 4) float64 in the other world frame."""
+        """Transform camera-to-world poses (..., 4, 4) float64; scale applies to translations."""
         return rigid(self.R @ T[..., :3, :3], self.scale * (T[..., :3, 3] @ self.R.T) + self.t)
 
 
 @dataclass(frozen=True)
 class WindowLayout:
-    """How a sequence is cut into windows, in frames."""
+    """Division of a sequence into windows; all lengths in frames."""
 
     scale_frames: int  # at the start of every window
     length: int
     overlap: int
 
     def windows(self, frames: int) -> list[range]:
-        """Return the windows of a sequence; each begins `overlap` before its predecessor ends."""
+        """Return the windows of a sequence; each starts `overlap` before the previous one ends."""
         step = self.length - self.overlap
         count = 1 + -(-(frames - self.length) // step)
         return [range(i * step, min(i * step + self.length, frames)) for i in range(max(count, 1))]
@@ -55,7 +55,7 @@ class WindowLayout:
 
 @dataclass(frozen=True)
 class Window:
-    """What the network says about the frames `start`, `start` + 1, ... of a sequence."""
+    """Outputs of the network for frames `start`, `start` + 1, ... of a sequence."""
 
     start: int
     outputs: Outputs  # (1, frames, ...), `is_keyframe` among them
@@ -74,12 +74,12 @@ def lay_out(
     keyframe_interval: int = 1,
 ) -> WindowLayout:
     """
-    Return the layout of windows that keep `window_size` frames, scale frames included.
+    Return a layout of windows that keep `window_size` frames each, scale frames included.
 
-    The overlap is given in frames (`overlap_size`) or in keyframes, which are at least the scale
-    frames; by default it is as long as the scale batch.
+    The overlap is `overlap_size` frames or `overlap_keyframes` keyframes (at least the scale
+    batch); the default is the length of the scale batch.
 
-    :raises ValueError: an overlap below 0, or as long as a window, which would not advance.
+    :raises ValueError: a negative overlap, or one as long as a window.
     """
     scale_frames = min(scale_frames, frames)
     interval = max(keyframe_interval, 1)
@@ -103,11 +103,11 @@ def lay_out(
 
 def stitch(windows: list[Window]) -> Outputs:
     """
-    Return the outputs of a sequence, (1, S, ...), all in the frame of the first window.
+    Return the outputs of a sequence, (1, S, ...), in the world frame of the first window.
 
-    Each window is aligned with its predecessor over the frames that the two share; there, the
-    later one wins. Several windows add `chunk_scales` (1, N) and `chunk_transforms` (1, N, 4, 4),
-    which hold rotation and translation only. A single window stays as it is.
+    Each window is aligned to the previous one over their shared frames, whose outputs are taken
+    from the later window. Two or more windows add `chunk_scales` (1, N) and `chunk_transforms`
+    (1, N, 4, 4), rotation and translation only. A single window is returned unchanged.
     """
     if len(windows) == 1:
         return windows[0].outputs
@@ -132,12 +132,12 @@ def stitch(windows: list[Window]) -> Outputs:
 
 def align(previous: Window, current: Window, fallback_scale: float = 1.0) -> Similarity:
     """
-    Return the similarity that takes the current window to the frame of the previous one.
+    Return the similarity from the current window's world frame to that of the previous one.
 
-    The last frame that is a keyframe in both gives rotation and translation, the depths of all
-    such frames the scale, or `fallback_scale` if no pixel is valid. If there is no such frame, the
-    first shared frame gives everything; if no frame is shared, the two are taken to lie in one
-    frame already.
+    Rotation and translation come from the last frame that is a keyframe in both windows. The scale
+    comes from the depths of all such frames, or is `fallback_scale` if no pixel is valid. Without
+    such a frame the first shared frame is used for both; without a shared frame the result is the
+    identity.
     """
     first = current.start - previous.start
     shared = min(previous.stop, current.stop) - current.start
@@ -156,9 +156,9 @@ def align(previous: Window, current: Window, fallback_scale: float = 1.0) -> Sim
 
 def depth_scale(depth_to: Tensor, depth_from: Tensor) -> float | None:
     """
-    Return the median of `depth_to / depth_from`, the lower one of two; None without valid pixel.
+    Return the median of `depth_to / depth_from`, clamped to [1e-3, 1e3]; None: no valid pixel.
 
-    Kept within [1e-3, 1e3].
+    For an even number of pixels it is the lower of the two middle values.
     """
     valid = depth_to.isfinite() & depth_from.isfinite()
     valid &= depth_from.abs() > torch.finfo(torch.float32).eps
@@ -169,7 +169,7 @@ def depth_scale(depth_to: Tensor, depth_from: Tensor) -> float | None:
 
 
 def warp(window: Window, move: Similarity) -> Window:
-    """Return the window moved to another world frame; fields of view and confidences stay."""
+    """Transform a window to another world frame; fields of view and confidences are unchanged."""
     outputs = dict(window.outputs)
     pose_enc = outputs['pose_enc']
     T = move.move(_poses(pose_enc))

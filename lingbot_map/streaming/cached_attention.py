@@ -1,10 +1,13 @@
 """
-Attention of single frames over a StreamMemory by a constant number of kernels, fit for capture.
+Attention of a single frame over a StreamMemory, for the backends other than `sdpa`.
 
-Most keys lie in rows whose number is the same for many frames: the slots of the ring, once filled,
-and the oldest special tokens beside them. A library kernel (`cudnn`, `flash`) takes these rows, a
-Triton kernel continues its softmax exactly over what is left, between bounds read on the device.
-The backend `triton` leaves all rows to the second kernel.
+`RingAttention` (backends `cudnn`, `flash`, `triton`) runs a constant number of kernels and can be
+captured in a CUDA graph. Most keys are in rows that are the same for many frames: the filled slots
+of the ring and the oldest special tokens next to them. A library kernel (`cudnn`, `flash`) attends
+to these rows; a Triton kernel continues its softmax exactly over the remaining rows, whose bounds
+it reads on the device. With `triton` the second kernel attends to all rows.
+
+`attend_prefill` is the backend `flashinfer`; it cannot be captured.
 """
 
 from lingbot_map.models.memory import StreamMemory
@@ -12,18 +15,18 @@ from lingbot_map.streaming import triton_kernels
 import torch
 from torch import Tensor
 
-# The rows of the library kernel grow by so many slots at a time while the ring fills.
+# While the ring fills, the rows of the library kernel grow by this many slots at a time.
 _SLOT_STEP = 8
-# Library kernels are faster by a tenth when their rows fill whole tiles.
+# Library kernels are 10 % faster if the number of rows is a multiple of this.
 _TILE_ROWS = 128
 
 
 class RingAttention:
     """
-    Stands in for `attend`, `attend_camera` and `index` of a memory, for one frame at a time.
+    Replaces `attend`, `attend_camera` and `index` of a memory, for single frames.
 
-    Call `follow` after `memory.write`, before the forward pass. `fixed` are the rows that a
-    capture bakes in; frames with the same `fixed` can share one capture.
+    Call `update` after `memory.write` and before the forward pass. `fixed` is the slice of rows
+    that is constant in a CUDA graph; frames with the same `fixed` can share a graph.
     """
 
     def __init__(self, memory: StreamMemory, backend: str):
@@ -38,26 +41,26 @@ class RingAttention:
         """Temporal position (1,) of the frame being written."""
         return self.cursor[: triton_kernels.INDEX + 1]
 
-    def follow(self) -> None:
-        """Take over where the memory writes the frame and what it lets it see."""
+    def update(self) -> None:
+        """Copy to the device where the frame is written and which rows are visible."""
         visible = self.memory.visible_rows
         self.fixed = self._fixed_rows(self.memory.visible_slots)
         self._set_cursor(visible.start, visible.stop)
 
     def all_fixed(self) -> list[slice]:
-        """Return every value that `fixed` can take, the longest first."""
+        """Return all possible values of `fixed`, longest first."""
         shape = self.memory.shape
         slots = range(min(shape.anchors + shape.window, shape.max_keyframes + 1) + 1)
         rows = {(s.start, s.stop) for s in map(self._fixed_rows, slots)}
         return [slice(*pair) for pair in sorted(rows, key=lambda pair: -pair[1])]
 
-    def rehearse(self, fixed: slice) -> None:
-        """Prepare for a pass over stale keys whose outputs nobody uses."""
+    def prepare_capture(self, fixed: slice) -> None:
+        """Set up a pass for the capture of `fixed`; its outputs are not used."""
         self.fixed = fixed
         self._set_cursor(fixed.start - self.memory.shape.specials, fixed.stop)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store keys and values (1, heads, P, head_dim) and attend to what is visible."""
+        """Store keys and values (1, heads, P, head_dim); attend to all visible rows."""
         memory = self.memory
         keys, values = memory.keys[layer], memory.values[layer]
         triton_kernels.store(k, v, keys, values, self.cursor, memory.shape.specials)
@@ -83,7 +86,7 @@ class RingAttention:
             slots = 0
         patches = slots * shape.patches
         to_tile = -patches % _TILE_ROWS
-        # All special rows below the slots are taken by then, since every slot's frame has some.
+        # These special rows are in use by then: the frame of each slot has written its own.
         specials = to_tile if to_tile <= slots * shape.specials else 0
         return slice(shape.special_rows - specials, shape.special_rows + patches)
 
@@ -94,7 +97,7 @@ class RingAttention:
 
 
 def attend_with_lse(q: Tensor, k: Tensor, v: Tensor, backend: str) -> tuple[Tensor, Tensor]:
-    """Return attention (1, heads, N, head_dim) and its log-sum-exp (1, heads, N), natural."""
+    """Return attention (1, heads, N, head_dim) and its natural log-sum-exp (1, heads, N)."""
     if backend == 'cudnn':
         out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True)
     else:
@@ -103,10 +106,10 @@ def attend_with_lse(q: Tensor, k: Tensor, v: Tensor, backend: str) -> tuple[Tens
 
 
 def attend_prefill(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Let queries (1, heads, N, head_dim), bf16 or fp16, see keys (1, heads, M, head_dim)."""
+    """Attend from queries (1, heads, N, head_dim), bf16 or fp16, to M keys, with FlashInfer."""
     import flashinfer
 
-    # The visible rows of a StreamMemory are one slice, so no table of pages has to be planned.
-    # As views in layout NHD: with HND, kernels of 0.6.0 for sm90 take the heads for the length.
+    # The visible rows of a StreamMemory are one slice, so no page table is needed.
+    # Pass views in layout NHD: with HND, the sm90 kernels of 0.6.0 swap heads and length.
     out = flashinfer.single_prefill_with_kv_cache(*(x[0].transpose(0, 1) for x in (q, k, v)))
     return out.transpose(0, 1)[None]

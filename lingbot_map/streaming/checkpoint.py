@@ -1,4 +1,4 @@
-"""Strict and safe loading of weights: a file, a hub id, the packaged demo, or random ones."""
+"""Load weights strictly and safely from a file, the Hugging Face Hub or the package."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ KEYS_SHOWN = 3
 
 
 class CheckpointError(UserError):
-    """Weights that cannot be used; the message says why and what to do."""
+    """The weights cannot be used; the message gives the reason and the remedy."""
 
 
 def load_model(
@@ -28,12 +28,12 @@ def load_model(
     dtype: torch.dtype | None = None,
 ) -> GCTStream:
     """
-    Return the preset `model_name` with the weights that `checkpoint` names, on `device`.
+    Return the preset `model_name` with the weights of `checkpoint`, on `device`.
 
     `checkpoint`: a path (.pt, .safetensors), `hf:owner/name/file[@revision]`, '' (the packaged
-    weights, preset `demo` only) or `random`. `dtype` is the trunk's; heads stay float32.
+    weights, preset `demo` only) or `random`. `dtype` applies to the trunk; heads stay float32.
 
-    :raises CheckpointError: unknown preset, missing or unreadable file, weights that do not fit.
+    :raises CheckpointError: unknown preset, missing or unreadable file, or wrong weights.
     """
     if model_name not in MODEL_PRESETS:
         raise CheckpointError(
@@ -49,14 +49,14 @@ def load_model(
         with torch.device('meta'):
             model = GCTStream.from_config(preset)
         load_weights(model, state, checkpoint or f'packaged {model_name}')
-        # Weights stay in the mapped file until here, so the host never holds two copies.
+        # Until here the weights are memory-mapped, so the host never holds two copies.
         model.to(device).float()
     set_trunk_dtype(model, dtype or torch.float32)
     return model.eval().requires_grad_(False)
 
 
 def resolve(model_name: str, checkpoint: str) -> Path:
-    """Return the local file that `checkpoint` names; hub files are downloaded once."""
+    """Return the local file of `checkpoint`; a file on the hub is downloaded once."""
     if not checkpoint:
         if model_name != PACKAGED_MODEL:
             raise CheckpointError(
@@ -66,18 +66,18 @@ def resolve(model_name: str, checkpoint: str) -> Path:
         return demo_checkpoint()
     if checkpoint.startswith('hf:'):
         return _download(checkpoint)
-    return Path(os.path.expanduser(checkpoint))  # leaves a user that there is not
+    return Path(os.path.expanduser(checkpoint))  # accepts unknown ~user
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
     """
-    Return the tensors of a weights file, mapped from disk; no code in it is ever run.
+    Return the tensors of a weights file, memory-mapped; never runs code from the file.
 
-    :raises CheckpointError: missing, not a weights file, damaged, or holding more than tensors.
+    :raises CheckpointError: missing, damaged, not a weights file, or with other objects.
     """
     try:
         found = path.is_file()
-    except OSError as error:  # a folder that may not be entered, a name too long
+    except OSError as error:  # no permission for a folder, or name too long
         raise CheckpointError(
             f"checkpoint '{path}' cannot be read ({error.strerror}); check the path"
         ) from error
@@ -89,8 +89,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
         state = torch.load(path, map_location='cpu', weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"checkpoint '{path}' holds Python objects other than tensors and was not loaded, "
-            'since they could run code; save its state dict alone'
+            f"checkpoint '{path}' contains Python objects other than tensors, which could run "
+            'code, and was not loaded; save only its state dict'
         ) from error
     except (RuntimeError, SafetensorError, OSError, EOFError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0]
@@ -103,17 +103,18 @@ def read_state(path: Path) -> dict[str, Tensor]:
         for key, value in state.items()
     ):
         raise CheckpointError(
-            f"checkpoint '{path}' is not a state dict: expected tensors of floats by "
-            "name, or the same under the key 'model'"
+            f"checkpoint '{path}' is not a state dict: expected a dict of names and float "
+            "tensors, or such a dict under the key 'model'"
         )
     return state
 
 
 def load_weights(model: GCTStream, state: dict[str, Tensor], name: str) -> None:
     """
-    Assign `state` to `model`; only the whole point head may be extra or missing.
+    Assign `state` to `model`; only the point head as a whole may be extra or missing.
 
-    :raises CheckpointError: any other difference, reported by group with the likely cause.
+    :raises CheckpointError: any other difference; the message lists them by group, with the
+        likely cause.
     """
     expected = {key: tuple(value.shape) for key, value in model.state_dict().items()}
     found = {key: tuple(value.shape) for key, value in state.items()}
@@ -130,7 +131,7 @@ def load_weights(model: GCTStream, state: dict[str, Tensor], name: str) -> None:
 
 
 def set_trunk_dtype(model: GCTStream, dtype: torch.dtype) -> None:
-    """Put the trunk's matrices into `dtype`; norms, scales, tokens and heads stay float32."""
+    """Convert the trunk's matrices to `dtype`; norms, scales, tokens and heads stay float32."""
     for module in model.aggregator.modules():
         if isinstance(module, torch.nn.Linear | torch.nn.Conv2d):
             module.to(dtype)
@@ -138,9 +139,10 @@ def set_trunk_dtype(model: GCTStream, dtype: torch.dtype) -> None:
 
 def set_heads_dtype(model: GCTStream, name: str) -> None:
     """
-    Choose how the heads multiply: 'fp32', 'tf32' (float32 with short factors), or 'bf16'.
+    Set the precision of the heads' products: 'fp32', 'tf32' or 'bf16'.
 
-    'bf16' leaves in float32 what forms the outputs: the pose itself and the last convolutions.
+    With 'bf16' the layers that compute the outputs stay float32: those of the pose, and the last
+    convolutions.
     """
     model.heads_tf32 = name != 'fp32'
     dtype = torch.bfloat16 if name == 'bf16' else torch.float32
@@ -158,7 +160,7 @@ def set_heads_dtype(model: GCTStream, name: str) -> None:
 
 
 def default_dtype(device: torch.device | str) -> torch.dtype:
-    """Return the trunk precision for a device: bf16 where it is native, fp16 before, else fp32."""
+    """Return the trunk dtype for a device: bf16 on GPUs that support it, else fp16; CPU: fp32."""
     device = torch.device(device)
     if device.type != 'cuda':
         return torch.float32
@@ -166,7 +168,7 @@ def default_dtype(device: torch.device | str) -> torch.dtype:
 
 
 def _compare(expected: dict[str, tuple], found: dict[str, tuple]) -> str:
-    """Return a report of differences by kind and group, or an empty text."""
+    """Return a report of the differences by kind and group; empty if there are none."""
     missing = sorted(expected.keys() - found.keys())
     unexpected = sorted(found.keys() - expected.keys())
     shapes = [
@@ -203,16 +205,16 @@ def _likely_cause(
     missing: list[str], unexpected: list[str], shapes: list[str], found: dict[str, tuple]
 ) -> str:
     if shapes and all('pos_embed' in line for line in shapes) and not missing:
-        return 'the checkpoint was made for another img_size; use the preset it was trained with'
+        return 'the checkpoint is for another img_size; use the preset it was trained with'
     if not found:
-        return 'the file holds no tensors'
+        return 'the file contains no tensors'
     if any(key.startswith('module.') for key in unexpected):
-        return "a training wrapper's prefix 'module.'; save the inner model's state dict"
+        return "prefix 'module.' of a training wrapper; save the inner model's state dict"
     if any('_orig_mod' in key for key in unexpected):
-        return "a compiled wrapper's prefix '_orig_mod'; save the inner model's state dict"
+        return "prefix '_orig_mod' of a compiled model; save the inner model's state dict"
     if len(missing) + len(shapes) > len(found) // 2:
-        return 'another network or another preset; check the parameter model'
-    return 'another version of the network, or an incomplete file'
+        return 'weights of another network or preset; check the parameter model'
+    return 'weights of another version of the network, or an incomplete file'
 
 
 def _download(checkpoint: str) -> Path:

@@ -1,4 +1,4 @@
-"""StreamEngine: RGB images in, poses and depth out, one call per image."""
+"""StreamEngine: runs a GCTStream on a stream of RGB images, one call per image."""
 
 from collections.abc import Callable
 import logging
@@ -24,23 +24,26 @@ LOGGER = logging.getLogger(__name__)
 
 
 class NotFiniteError(ArithmeticError):
-    """The images of a scale batch led to nothing; the next image begins a new sequence."""
+    """A pose of the scale batch is not finite; the next image starts a new sequence."""
 
 
 class StreamEngine:
     """
-    Feed images to a GCTStream and keep its memory; to be used from one thread.
+    Runs images through a GCTStream and owns its memory. Use it from one thread only.
 
-    The first `num_scale_frames` images are collected and run as one batch, every later image at
-    once. Needs a model with camera and depth head. When `max_keyframes` are kept, `on_limit` says
-    how it goes on.
+    The first `num_scale_frames` images are collected and run as one batch; every later image runs
+    at once. The model needs a camera head and a depth head. `on_limit` selects what happens when
+    `max_keyframes` frames are kept.
 
-    Attributes: `sequence`, changes whenever a new sequence begins, whose poses share no frame with
-    those before; `window` of the sequence, from 0; `last_scale_step` and `last_residual` of its
-    newest roll-over (see `Seam`), 1 and 0 before the first; `standing`, whether the motion gate
-    saw no motion in the newest image; `gated_frames`, those of the sequence that ran as
-    non-keyframes for that reason. `check_memory(height, width)` is called before anything is
-    allocated for images of that size, and may raise.
+    `check_memory(height, width)` is called before memory is allocated for images of that size; it
+    may raise.
+
+    Public attributes:
+    `sequence`: number of the sequence; poses of different sequences have unrelated world frames.
+    `window`: number of the window within the sequence, from 0.
+    `last_scale_step`, `last_residual`: of the newest roll-over (see `Seam`); 1 and 0 before.
+    `is_static`: the motion gate found no motion in the newest image.
+    `gated_frames`: frames of the sequence that ran as non-keyframes because they were static.
     """
 
     def __init__(
@@ -59,13 +62,13 @@ class StreamEngine:
             )
         self._model, self._config, self._device = model, config, torch.device(device)
         if self._device.index is not None and self._device.type == 'cuda':
-            # Streams, graphs and Triton's kernels follow the thread's device.
+            # Streams, graphs and Triton kernels use the thread's current device.
             torch.cuda.set_device(self._device)
         self.check_memory = check_memory
         self._keyframes = keyframes_for(config)
         self._gate = MotionGate(config.motion_threshold if config.motion_gate else None)
         self._memory: StreamMemory | None = None
-        self._runner: FrameRunner | None = None  # runs frames over the memory
+        self._runner: FrameRunner | None = None
         self._next: NextWindow | None = None
         self._network_size: tuple[int, int] | None = None  # width, height
         self.sequence = 0
@@ -75,10 +78,10 @@ class StreamEngine:
         """Start a new sequence."""
         self.sequence += 1
         self.window, self.last_scale_step, self.last_residual = 0, 1.0, 0.0
-        self._move = Similarity.identity()  # from the window's world frame to the sequence's
-        self._left_behind = 0  # frames that only earlier windows kept
+        self._move = Similarity.identity()  # window's world frame -> sequence's world frame
+        self._earlier_keyframes = 0  # kept by earlier windows, no longer in memory
         self._waiting: list[FrameInput] = []
-        self._scale_frames = 0  # size of the scale batch that was run, 0 before
+        self._scale_frames = 0  # size of the scale batch; 0 before it has run
         self._streamed = 0
         self._keyframes.start(None)
         self._forget_motion()
@@ -90,32 +93,32 @@ class StreamEngine:
 
     @property
     def waiting(self) -> int:
-        """Images collected for a scale batch that has not run yet."""
+        """Number of images collected for a scale batch that has not run yet."""
         return len(self._waiting)
 
     @property
     def frames(self) -> int:
-        """Images taken since the last reset: those pushed, without what the gate left out."""
+        """Number of images since the last reset, without those that the motion gate dropped."""
         return len(self._waiting) + self._scale_frames + self._streamed
 
     @property
     def keyframes(self) -> int:
-        """Frames kept since the last reset."""
-        return self._left_behind + self.held_keyframes
+        """Number of frames kept since the last reset."""
+        return self._earlier_keyframes + self.held_keyframes
 
     @property
     def held_keyframes(self) -> int:
-        """Frames that the memory holds now; a roll-over leaves those of the overlap."""
+        """Number of frames in memory now; after a roll-over, those of the overlap."""
         return 0 if self._memory is None else self._memory.kept
 
     @property
     def max_keyframes(self) -> int:
-        """Keyframes that the memory can hold."""
+        """Keyframe capacity of the memory."""
         return self._config.max_keyframes
 
     @property
     def compile_mode(self) -> str:
-        """How the network runs; the warm-up may have fallen back to a slower mode."""
+        """Compile mode in use; the warm-up may have fallen back to a slower one."""
         return self._model.compile_mode
 
     @property
@@ -124,7 +127,7 @@ class StreamEngine:
 
     @property
     def keyframe_interval(self) -> int:
-        """Every n-th frame is kept; to be set at any time with the keyframe policy 'interval'."""
+        """Every n-th frame is kept. Can be set at any time; ignored by other keyframe policies."""
         return self._keyframes.interval
 
     @keyframe_interval.setter
@@ -135,20 +138,20 @@ class StreamEngine:
     @torch.inference_mode()
     def warm_up(self, height: int, width: int) -> None:
         """
-        Allocate for images of `height` x `width`, compile, and run every path; ends in a reset.
+        Allocate for images of `height` x `width`, compile, run every code path and reset.
 
-        Nothing is compiled or captured afterwards until the size of the images changes. What the
-        model's `compile_mode` cannot do here is said in one warning, and done in a slower mode.
+        Nothing is compiled or captured afterwards until the image size changes. If the model's
+        `compile_mode` fails on this device, log one warning and use a slower mode.
         """
         mapping = self.pixel_map(height, width)
         self.check_memory(height, width)
         self._prepare(mapping)
         frame = FrameInput.noise(mapping, self._device)
-        size, self._network_size = self._network_size, None  # a failure leaves no size warm
+        size, self._network_size = self._network_size, None  # stays None after a failure
         try:
-            settle(self._model, lambda: self._rehearse(frame))
+            settle(self._model, lambda: self._warm_up_paths(frame))
             for runner in self._runners():
-                runner.settle()
+                runner.freeze()
             self._network_size = size
         finally:
             self.reset()
@@ -156,18 +159,16 @@ class StreamEngine:
     @torch.inference_mode()
     def push(self, rgb: np.ndarray, tag: object = None) -> list[FrameResult]:
         """
-        Take an image (H, W, 3) uint8 and return the results that are ready, oldest first.
+        Process an image (H, W, 3) uint8 and return the available results, oldest first.
 
-        Nothing while the scale batch fills, then all of it at once, then one result per image. A
-        change of the network's image size starts a new sequence. With `motion_gate`, an image that
-        shows no motion (`standing`) is left out while the batch fills, and no keyframe later.
+        Returns no result while the scale batch is collected, then those of the whole batch, then
+        one per image. A change of the network's image size starts a new sequence. With
+        `motion_gate`, a static image (`is_static`) is dropped before the scale batch and runs as
+        a non-keyframe after it. A later image whose pose is not finite is not kept.
 
-        A later image whose pose is not finite is no keyframe.
-
-        :raises StreamLimitError: `max_keyframes` are kept and `on_limit` is 'stop'; `reset` to go
-            on.
+        :raises StreamLimitError: the memory is full and `on_limit` is 'stop'; call `reset`.
         :raises NotFiniteError: a pose of the scale batch is not finite.
-        :raises ValueError: not an (H, W, 3) uint8 image, or too wide, or `check_memory` says so.
+        :raises ValueError: not an (H, W, 3) uint8 image, too wide, or raised by `check_memory`.
         """
         if rgb.dtype != np.uint8 or rgb.ndim != 3 or rgb.shape[2] != 3 or 0 in rgb.shape:
             raise ValueError(f'expected an image (H, W, 3) uint8, got {rgb.shape} {rgb.dtype}')
@@ -184,17 +185,17 @@ class StreamEngine:
             else:
                 LOGGER.warning('warming up for images of %dx%d', *frame.mapping.original_size)
                 self.warm_up(*rgb.shape[:2])
-        self.standing = not self._gate.passes(frame.image)
+        self.is_static = not self._gate.passes(frame.image)
         if self._scale_frames:
             try:
-                return [self._run_frame(frame, moves=not self.standing)]
+                return [self._run_frame(frame, moves=not self.is_static)]
             except StreamLimitError as error:
                 if self._config.on_limit == 'stop':
                     raise
                 LOGGER.warning('%s: starting a new sequence', error)
                 self.reset()
-                self._gate.passes(frame.image)  # the first of the new sequence
-        if self.standing:
+                self._gate.passes(frame.image)  # first image of the new sequence
+        if self.is_static:
             return []
         self._waiting.append(frame)
         full = len(self._waiting) == self._config.num_scale_frames
@@ -202,16 +203,12 @@ class StreamEngine:
 
     @torch.inference_mode()
     def flush(self) -> list[FrameResult]:
-        """
-        Run a scale batch that is not full yet with the images there are.
-
-        For the motion gate, the next image is a first one.
-        """
+        """Run an incomplete scale batch and return its results; reset the motion gate."""
         self._forget_motion()
         return self._run_waiting()
 
     def _forget_motion(self) -> None:
-        self.standing = False
+        self.is_static = False
         self._gate.clear()
 
     def _run_waiting(self) -> list[FrameResult]:
@@ -222,27 +219,27 @@ class StreamEngine:
         if not all(np.isfinite(result.T_world_cam).all() for result in results):
             self.reset()
             raise NotFiniteError(
-                f'the network gave no finite poses for the {len(frames)} images that begin a '
-                "sequence; if that happens again, set 'dtype' to bfloat16 or float32"
+                f'the network returned no finite poses for the {len(frames)} images of the scale '
+                "batch; if that happens again, set 'dtype' to bfloat16 or float32"
             )
         return results
 
     def network_size(self, height: int, width: int) -> tuple[int, int]:
-        """Return (width, height) of the network's input; raise UserError as `pixel_map` does."""
+        """Return (width, height) of the network's input [px]; raises as `pixel_map`."""
         return self.pixel_map(height, width).network_size
 
     def pixel_map(self, height: int, width: int) -> PixelMap:
         """
-        Return how the network sees images of `height` x `width`.
+        Return the mapping between images of `height` x `width` and the network's input.
 
-        :raises UserError: an image too wide for the network.
+        :raises UserError: the image is too wide for the network.
         """
         return crop_map(width, height, self._config.image_width, self._model.patch_size)
 
     def _prepare(self, mapping: PixelMap) -> None:
-        """Start a new sequence with a memory for this image size."""
+        """Start a new sequence; reallocate the memory if the network size differs."""
         if mapping.network_size != self._network_size:
-            # Free the old buffers before the new ones are made; until all are there, no size fits.
+            # Free the old buffers before allocating. Set the size only when all succeeded.
             self._memory = self._runner = self._next = self._network_size = None
             width, height = mapping.network_size
             config = self._config
@@ -260,8 +257,8 @@ class StreamEngine:
     def _runners(self) -> list[FrameRunner]:
         return [self._runner] if self._next is None else [self._runner, self._next.runner]
 
-    def _rehearse(self, frame: FrameInput) -> None:
-        """Capture what the compile mode captures, then stream as later, up to an eviction."""
+    def _warm_up_paths(self, frame: FrameInput) -> None:
+        """Capture graphs if the mode does, then stream until frames are evicted."""
         mode, pool = self._model.compile_mode, None
         for runner in self._runners():
             runner.restart()
@@ -269,19 +266,19 @@ class StreamEngine:
             for runner in self._runners():
                 pool = runner.capture(frame.image, pool)
         shape = self._memory.shape
-        # Eagerly, too, the kernels of the ring prepare themselves once for every length.
+        # Ring kernels are specialised for each length at first use, also in mode 'off'.
         whole = mode != 'off' or self.attention_backend in RING_BACKENDS
         frames = shape.anchors + shape.window + 2 if whole else 2
         for count in [frames, 2, 2] if uses_graph_trees(self._model) else [frames]:
             self.reset()
-            self._rehearse_stream(frame, count)
+            self._warm_up_stream(frame, count)
             if self._next is not None:
                 self._next.warm_up(frame.image)
                 self._memory.adopt(self._next.memory)
                 self._next.reset()
 
-    def _rehearse_stream(self, frame: FrameInput, count: int) -> None:
-        """Run the scale batch and `count` frames, as far as they fit; the last one is not kept."""
+    def _warm_up_stream(self, frame: FrameInput, count: int) -> None:
+        """Run the scale batch and up to `count` frames that fit; the last one is not kept."""
         self._run_scale_batch([frame] * self._config.num_scale_frames)
         room = self._memory.shape.max_keyframes - self._memory.kept
         interval = self._keyframes.interval
@@ -303,15 +300,15 @@ class StreamEngine:
         return results
 
     def _run_frame(self, frame: FrameInput, moves: bool = True) -> FrameResult:
-        """Run one frame; without motion it is no keyframe and does not count on the way to one."""
+        """Run one frame; without motion it is no keyframe and not counted for the interval."""
         if self._next is not None and self._next.complete:
-            self._roll_over()  # only now: the frame before ran the next window's batch
+            self._roll_over()  # deferred to here: the previous frame ran an extra pass
         start_s = time.perf_counter()
         self._memory.write(1, moves and self._keyframes.keeps_early())
         batch = self._next.scale_frames if self.window else self._scale_frames
         outputs = self._forward([frame], batch)
         due = moves and self._keyframes.keeps(outputs)
-        # The keys of a frame that is not finite would spoil all frames that see them.
+        # Keys that are not finite would corrupt all later frames.
         kept = due and bool(outputs['pose_enc'].isfinite().all())
         if kept:
             self._memory.commit()
@@ -322,7 +319,7 @@ class StreamEngine:
         elif kept or not due:
             self._keyframes.advance(kept, outputs)
         else:
-            self._gate.clear()  # the next frame is due, even if it shows no motion
+            self._gate.clear()  # the next frame may be a keyframe even if static
         (result,) = self._results([frame], outputs, kept, start_s)
         self._streamed += 1
         limit = self._memory.shape.max_keyframes
@@ -332,25 +329,25 @@ class StreamEngine:
 
     def _roll_over(self) -> None:
         seam = self._next.join(self._move)
-        if seam is None:  # the next keyframe finds no room, and `push` starts a new sequence
+        if seam is None:  # the memory is full at the next keyframe: `push` starts a new sequence
             LOGGER.error('cannot roll over: the next window has a pose that is not finite')
             self._next.reset()
             return
-        self._left_behind += self._memory.kept - self._next.overlap
+        self._earlier_keyframes += self._memory.kept - self._next.overlap
         self._memory.adopt(self._next.memory)
-        self._keyframes.refer_to(self._next.last_pose_enc)
+        self._keyframes.set_reference(self._next.last_pose_enc)
         self._next.reset()
         self._move = seam.move
         self.window += 1
         self.last_scale_step, self.last_residual = seam.scale_step, seam.residual
         LOGGER.log(
             logging.INFO if seam.consistent else logging.WARNING,
-            'window %d goes on from %d keyframes: scale step %.4f, residual %.1f %% of depth%s',
+            'window %d continues from %d keyframes: scale step %.4f, residual %.1f %% of depth%s',
             self.window,
             self._next.overlap,
             seam.scale_step,
             100 * seam.residual,
-            '' if seam.consistent else '; the windows do not agree, the map may be bent here',
+            '' if seam.consistent else '; the windows do not agree, the map may be distorted here',
         )
 
     def _forward(self, frames: list[FrameInput], scale_frames: int) -> Outputs:

@@ -1,4 +1,4 @@
-"""One image on its way into the network, and what comes out for it."""
+"""Input and result of one image: the resized image, and its pose, depth and confidence."""
 
 from dataclasses import dataclass
 import time
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class FrameInput:
-    """An image as the network takes it."""
+    """An image at the network's size, on the device."""
 
     tag: object
     image: Tensor  # (3, h, w) uint8 on the device
@@ -24,7 +24,7 @@ class FrameInput:
     def of(
         cls, rgb: np.ndarray, tag: object, mapping: PixelMap, device: torch.device
     ) -> 'FrameInput':
-        """Upload an image (H, W, 3) uint8 and resize it as `mapping` says."""
+        """Upload an image (H, W, 3) uint8 and resize it according to `mapping`."""
         start = time.perf_counter()
         if device.type == 'cpu':
             pixels = resize_pillow(rgb, mapping).transpose(2, 0, 1).copy()
@@ -36,17 +36,17 @@ class FrameInput:
 
     @classmethod
     def noise(cls, mapping: PixelMap, device: torch.device) -> 'FrameInput':
-        """Return a frame for rehearsals."""
+        """Return a frame of random pixels for the warm-up."""
         pixels = torch.randint(0, 256, (3, *mapping.network_size[::-1]), dtype=torch.uint8)
         return cls(None, pixels.to(device), mapping, 0.0)
 
 
 @dataclass(frozen=True)
 class FrameResult:
-    """What the network says about one image; arrays are copies that nothing changes later."""
+    """Result for one image; its arrays are never overwritten."""
 
-    tag: object  # what the caller passed with the image
-    index: int  # images taken since the last reset
+    tag: object  # passed by the caller with the image
+    index: int  # number of the image since the last reset, from 0
     is_keyframe: bool
     T_world_cam: np.ndarray  # (4, 4) float64 camera-to-world, optical axes
     intrinsics: np.ndarray  # (3, 3) float64, pixels of the original image
@@ -69,10 +69,10 @@ def results_of(
     """
     Wait for the device and return copies of the outputs (1, S, ...) for S frames.
 
-    `move` takes the window's world frame to the sequence's, `first` is the index of the first
-    frame, `start_s` when its forward pass began, by `time.perf_counter`.
+    `move` maps the window's world frame to that of the sequence; `first` is the index of the first
+    frame; `start_s` is the time when the forward pass began, by `time.perf_counter`.
     """
-    pose_enc = outputs['pose_enc'][0].cpu().double()  # the wait
+    pose_enc = outputs['pose_enc'][0].cpu().double()  # waits for the device
     forward_ms = 1e3 * (time.perf_counter() - start_s)
     width, height = frames[0].mapping.network_size
     T_world_cam, K = decode_pose(pose_enc, height, width)

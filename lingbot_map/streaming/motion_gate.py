@@ -1,23 +1,23 @@
-"""Tell from the pictures alone whether the camera moves, before the network runs."""
+"""Detect camera motion from the images alone, before the network runs."""
 
 import numpy as np
 from torch import Tensor
 from torch.nn import functional as F
 
-_COLUMNS = 32  # of the small grey pictures that are compared; their cells are about square
-_TILE = 4  # cells along each edge of the tiles that are judged apart
-_NOISE = 1.0  # grey levels between the cells of two pictures of the same scene
-_GREATEST_GAIN = 2.0  # by which a camera's exposure may change and the view be the same
+_COLUMNS = 32  # width of the downsampled grey images that are compared; cells are about square
+_TILE = 4  # edge length in cells of the tiles that are evaluated separately
+_NOISE = 1.0  # [grey levels] difference of a cell between two images of the same view
+_MAX_GAIN = 2.0  # largest change of exposure that is compensated
 
 
 class MotionGate:
     """
-    Passes images that show another view than the last image that passed.
+    Passes images whose view differs from that of the last image that passed.
 
-    The scene has to move by more than `threshold` [% of the image's width], in the middle of all
-    parts of the image that show something: who walks by moves less than half of them. A camera
-    that creeps passes each time it has come that far. Noise, and a change of the brightness as a
-    whole, is no motion. A threshold of None passes all.
+    The image must shift by more than `threshold` [% of the image width], as the median over all
+    textured tiles, so a person walking past (less than half of the tiles) does not count. With a
+    slow camera, an image passes whenever the shift has added up to the threshold. Noise and
+    changes of overall brightness do not count. With threshold None all images pass.
     """
 
     def __init__(self, threshold: float | None):
@@ -29,7 +29,7 @@ class MotionGate:
         self._reference: np.ndarray | None = None
 
     def passes(self, image: Tensor) -> bool:
-        """Tell whether an image (3, h, w) uint8 shows motion; a first one always does."""
+        """Return whether an image (3, h, w) uint8 shows motion; the first one always does."""
         if self._threshold is None:
             return True
         small = shrink(image)
@@ -40,7 +40,7 @@ class MotionGate:
 
 
 def shrink(image: Tensor) -> np.ndarray:
-    """Return an image (3, h, w) uint8 as few grey cells (rows, columns) on the host."""
+    """Downsample an image (3, h, w) uint8 to grey cells (rows, columns) on the host."""
     height, width = image.shape[1:]
     rows = _TILE * max(round(_COLUMNS * height / width / _TILE), 1)
     grey = image.float().mean(0, keepdim=True)
@@ -49,30 +49,30 @@ def shrink(image: Tensor) -> np.ndarray:
 
 def shift(small: np.ndarray, reference: np.ndarray) -> float:
     """
-    Return how far the scene has moved between two pictures of `shrink` [% of the width].
+    Return the shift between two images of `shrink` [% of the width].
 
-    It is what moves a slope past a cell by the difference seen there, for the median tile with
-    any slope. Far more than a cell, some 3 %, it only tells that much has changed.
+    Per tile it is the change of grey level divided by the gradient; the result is the median over
+    all tiles with a gradient. Shifts far above one cell (3 %) are not accurate, only large.
     """
     now, before = _tiles(small), _tiles(reference)
     gain = np.median((before.std(1) + _NOISE) / (now.std(1) + _NOISE))
-    change = gain.clip(1 / _GREATEST_GAIN, _GREATEST_GAIN) * now - before
+    change = gain.clip(1 / _MAX_GAIN, _MAX_GAIN) * now - before
     change -= np.median(change)
     change = np.clip(np.square(change).mean(1) - _NOISE**2, 0.0, None)
     slope = (_squared_slope(small) + _squared_slope(reference)) / 2
-    shown = slope > _NOISE**2
-    if not shown.any():
+    textured = slope > _NOISE**2
+    if not textured.any():
         return 0.0
-    return float(100 / _COLUMNS * np.median(np.sqrt(change[shown] / slope[shown])))
+    return float(100 / _COLUMNS * np.median(np.sqrt(change[textured] / slope[textured])))
 
 
 def _squared_slope(small: np.ndarray) -> np.ndarray:
-    """Return the mean square of the slope in each tile (tiles,), per cell."""
+    """Return the mean squared gradient of each tile (tiles,), per cell."""
     return _tiles(sum(np.square(slope) for slope in np.gradient(small))).mean(1)
 
 
 def _tiles(small: np.ndarray) -> np.ndarray:
-    """Return the cells (rows, columns) by tiles (tiles, cells)."""
+    """Rearrange cells (rows, columns) to (tiles, cells)."""
     rows, columns = small.shape[0] // _TILE, small.shape[1] // _TILE
     split = small.reshape(rows, _TILE, columns, _TILE)
     return split.swapaxes(1, 2).reshape(rows * columns, -1)

@@ -1,4 +1,4 @@
-"""From uint8 RGB to the network's input, and from its pixels back (spec section 3)."""
+"""Resize and crop RGB images to the network's input, with the pixel mapping (spec section 3)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class PixelMap:
-    """Where network pixels lie in the original image: original = (network + crop) / scale."""
+    """Mapping of network pixels to the original image: original = (network + crop) / scale."""
 
     scale_x: float
     scale_y: float
@@ -23,7 +23,7 @@ class PixelMap:
     original_size: tuple[int, int]  # width, height
 
     def to_original(self, K: np.ndarray) -> np.ndarray:
-        """Return intrinsics (3, 3) in original pixels of intrinsics in network pixels."""
+        """Convert intrinsics (3, 3) from network pixels to original pixels."""
         back = np.array(
             [
                 [1 / self.scale_x, 0, self.crop_x / self.scale_x],
@@ -34,7 +34,7 @@ class PixelMap:
         return back @ K
 
     def to_network(self, K: np.ndarray) -> np.ndarray:
-        """Return intrinsics (3, 3) in network pixels of intrinsics in original pixels."""
+        """Convert intrinsics (3, 3) from original pixels to network pixels."""
         there = np.array(
             [[self.scale_x, 0, -self.crop_x], [0, self.scale_y, -self.crop_y], [0, 0, 1]]
         )
@@ -43,9 +43,9 @@ class PixelMap:
 
 def crop_map(width: int, height: int, target: int, patch: int) -> PixelMap:
     """
-    Return the mapping of crop mode: width becomes `target`, tall images lose top and bottom.
+    Return the mapping of crop mode: resize to width `target`, crop top and bottom if taller.
 
-    :raises UserError: an image so wide that no patch row would be left.
+    :raises UserError: the image is so wide that the result has no full row of patches.
     """
     resized = round(height * (target / width) / patch) * patch
     if resized == 0:
@@ -65,7 +65,7 @@ def crop_map(width: int, height: int, target: int, patch: int) -> PixelMap:
 
 
 def resize_pillow(rgb: np.ndarray, mapping: PixelMap) -> np.ndarray:
-    """Return the network's pixels (h, w, 3) uint8 of an image (H, W, 3): the exact reference."""
+    """Resize an image (H, W, 3) to (h, w, 3) uint8 with Pillow, the reference."""
     width, height = mapping.network_size
     full = (width, round(mapping.original_size[1] * mapping.scale_y))
     if full == mapping.original_size:
@@ -77,10 +77,10 @@ def resize_pillow(rgb: np.ndarray, mapping: PixelMap) -> np.ndarray:
 
 def resize_on_device(rgb: Tensor, mapping: PixelMap) -> Tensor:
     """
-    Return the network's pixels (3, h, w) uint8 of an image (H, W, 3) on the same device.
+    Resize an image (H, W, 3) uint8 to (3, h, w) uint8 on its device.
 
-    Width first, then height, rounded after each as Pillow does: next to no value of
-    `resize_pillow` differs, and by 1 where it does.
+    Resizes width, then height, and rounds after each, as Pillow does. Very few values differ from
+    those of `resize_pillow`, and those by 1.
     """
     width, height = mapping.network_size
     full_height = round(mapping.original_size[1] * mapping.scale_y)
@@ -94,7 +94,7 @@ def resize_on_device(rgb: Tensor, mapping: PixelMap) -> Tensor:
 
 def load_images(paths: Sequence, mode: str = 'crop', target: int = 518, patch: int = 14) -> Tensor:
     """
-    Return image files as (N, 3, H, W) float32 in [0, 1]; smaller ones are padded with white.
+    Load image files as (N, 3, H, W) float32 in [0, 1]; pad smaller ones with white.
 
     `mode`: 'crop' (width = target) or 'pad' (square, longer side = target).
     """
@@ -107,14 +107,14 @@ def load_images(paths: Sequence, mode: str = 'crop', target: int = 518, patch: i
 
 
 def open_rgb(path) -> np.ndarray:
-    """Return an image file as (H, W, 3) uint8: EXIF orientation applied, RGBA over white."""
+    """Load an image file as (H, W, 3) uint8; apply EXIF orientation, blend RGBA over white."""
     return picture_rgb(Image.open(path))
 
 
 def picture_rgb(picture: Image.Image) -> np.ndarray:
-    """Return an opened picture as (H, W, 3) uint8: EXIF orientation applied, RGBA over white."""
+    """Convert a PIL image to (H, W, 3) uint8; apply EXIF orientation, blend RGBA over white."""
     image = ImageOps.exif_transpose(picture)
-    if image.mode.startswith('I'):  # Pillow would clip 16-bit grey to white
+    if image.mode.startswith('I'):  # Pillow would clip 16-bit grey values to white
         image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
     if image.mode == 'RGBA':
         white = Image.new('RGBA', image.size, (255, 255, 255, 255))
@@ -139,7 +139,7 @@ def _pad(rgb: np.ndarray, target: int, patch: int) -> np.ndarray:
 
 
 def _pad_to(rgb: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Pad with white, the smaller half of the padding on top and left."""
+    """Pad with white on all sides; an odd pixel goes to the bottom or right."""
     down, right = height - rgb.shape[0], width - rgb.shape[1]
     return np.pad(
         rgb,

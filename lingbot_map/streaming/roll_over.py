@@ -1,11 +1,11 @@
 """
-Endless streams: the window that takes over when the memory is full (spec section 14.3).
+Roll-over: replace the full memory by a new window, for streams without end (spec section 14.3).
 
-The last `overlap` frames that the serving window keeps open the next one. The next window is built
-in a small memory of its own while these frames arrive: the oldest of them run there as its scale
-batch, in one extra forward pass, and each later one in a further pass of its own. When the
-serving window is full and another frame comes, the next one is aligned with it over these frames
-and moves into its place.
+The last `overlap` frames that the current window keeps are the first of the next one. The next
+window is built in its own small memory while these frames arrive: the oldest run there as its
+scale batch, in one extra forward pass, and each later one in one extra pass. At the first frame
+after the current window is full, the next window is aligned to it over the shared frames and
+replaces it.
 """
 
 from dataclasses import dataclass
@@ -18,23 +18,23 @@ from lingbot_map.streaming.runner import FrameRunner
 import torch
 from torch import Tensor
 
-# Two windows that place the overlap's points this far apart, relative to depth, do not agree. The
-# demo model's windows of rendered rooms are 0.03 to 0.08 apart.
+# Windows with a larger median distance between the overlap's points, relative to depth, do not
+# agree. The demo model has 0.03 to 0.08 on rendered rooms.
 MAX_RESIDUAL = 0.15
-_GRID_STRIDE = 8  # pixels between the points that are compared
+_GRID_STRIDE = 8  # [px] between the points that are compared
 
 
 @dataclass(frozen=True)
 class Seam:
     """
-    How a window was joined to the one before.
+    Alignment of a window to the previous one.
 
-    `residual` is the median distance between the places that both give to a point of the overlap,
-    relative to its depth; NaN if there is no valid depth.
+    `residual` is the median distance between the positions of the same point in both windows,
+    relative to its depth, over the overlap; NaN without valid depth.
     """
 
-    move: Similarity  # from the window's world frame to the map
-    scale_step: float  # network units of the window before in one of this window
+    move: Similarity  # window's world frame -> map
+    scale_step: float  # units of the previous window per unit of this one
     residual: float
 
     @property
@@ -44,10 +44,10 @@ class Seam:
 
 class NextWindow:
     """
-    Builds the window that follows the serving one; sized and allocated once.
+    Builds the window after the current one, in memory that is allocated once.
 
-    On the device it holds, beside the memory, the images of the unfinished scale batch and, for
-    every frame of the overlap, pose and depth of both windows.
+    Besides the cache, the device holds the images of the incomplete scale batch, and poses and
+    depths of both windows for each frame of the overlap.
     """
 
     def __init__(self, model, height: int, width: int, scale_frames: int, overlap: int):
@@ -58,28 +58,28 @@ class NextWindow:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything that `add` brought."""
+        """Forget all added frames."""
         self.memory.reset()
         self._images: list[Tensor] = []
-        self._serving: list[Outputs] = []
+        self._current: list[Outputs] = []
         self._next: list[Outputs] = []
 
     def warm_up(self, image: Tensor) -> None:
-        """Forget everything and go through a whole overlap; its frames stay until reset."""
+        """Reset, then run a whole overlap and its alignment; its frames stay until `reset`."""
         self.reset()
         self._run(image[None].repeat(self.scale_frames, 1, 1, 1))
         for _ in range(self.scale_frames, self.overlap):
             self._run(image[None])
-        self._serving = self._next
+        self._current = self._next
         self.join(Similarity.identity())
 
     def add(self, image: Tensor, outputs: Outputs) -> None:
         """
-        Take one of the last `overlap` frames that the serving window keeps, in order.
+        Add the next of the last `overlap` frames that the current window keeps.
 
-        `image` (3, h, w) uint8; `outputs` (1, 1, ...) are those of the serving window.
+        `image` (3, h, w) uint8; `outputs` (1, 1, ...) are those of the current window.
         """
-        self._serving.append(_copied(outputs))
+        self._current.append(_copied(outputs))
         self._images.append(image)
         if self.memory.kept or len(self._images) == self.scale_frames:
             images, self._images = torch.stack(self._images), []
@@ -95,20 +95,20 @@ class NextWindow:
         """Pose encoding (9,) of the newest frame in the next window's world frame."""
         return self._next[-1]['pose_enc'][0, -1]
 
-    def join(self, serving_move: Similarity) -> Seam | None:
+    def join(self, current_move: Similarity) -> Seam | None:
         """
-        Return where the next window lies in the map; all frames of the overlap must be there.
+        Align the next window to the map; requires `complete`.
 
-        `serving_move` does the same for the serving window. None if a pose in the next window is
-        not finite: its memory is spoilt. Without valid depth the scale stays.
+        `current_move` maps the current window's world frame to the map. Returns None if a pose in
+        the next window is not finite. Without valid depth the scale is that of `current_move`.
         """
-        serving, following = _window(self._serving), _window(self._next)
+        current, following = _window(self._current), _window(self._next)
         if not following.outputs['pose_enc'].isfinite().all():
             return None
-        serving = warp(serving, serving_move)
-        move = align(serving, following, fallback_scale=serving_move.scale)
-        residual = _residual(serving, warp(following, move))
-        return Seam(move, move.scale / serving_move.scale, residual)
+        current = warp(current, current_move)
+        move = align(current, following, fallback_scale=current_move.scale)
+        residual = _residual(current, warp(following, move))
+        return Seam(move, move.scale / current_move.scale, residual)
 
     def _run(self, images: Tensor) -> None:
         self.memory.write(len(images), keep=True)
@@ -127,16 +127,16 @@ def _window(parts: list[Outputs]) -> Window:
     return Window(0, outputs)
 
 
-def _residual(serving: Window, following: Window) -> float:
-    """Return how far two windows in the map frame place the same points apart; see `Seam`."""
-    points, depth = _map_points(serving)
+def _residual(current: Window, following: Window) -> float:
+    """Return the residual of `Seam` for two windows in the map frame."""
+    points, depth = _map_points(current)
     distance = (points - _map_points(following)[0]).norm(dim=-1) / depth
     distance = distance[distance.isfinite()]
     return float(distance.median()) if len(distance) else math.nan
 
 
 def _map_points(window: Window) -> tuple[Tensor, Tensor]:
-    """Return points (S, h, w, 3) in the map frame and their z-depth (S, h, w), on a grid."""
+    """Return a grid of points (S, h, w, 3) in the map frame and their z-depth (S, h, w)."""
     depth = window.outputs['depth'][0, ..., 0]
     T_map_cam, K = decode_pose(window.outputs['pose_enc'][0], *depth.shape[1:])
     points = torch.einsum('sij,shwj->shwi', T_map_cam[:, :3, :3],

@@ -1,4 +1,4 @@
-"""FrameRunner: the network over one memory, call by call or by replaying captured graphs."""
+"""FrameRunner: runs the network over one memory, directly or by replaying CUDA graphs."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -15,10 +15,10 @@ from torch import Tensor
 
 class FrameRunner:
     """
-    Runs frames in the model's `compile_mode`, after `memory.write` and before `commit` or `undo`.
+    Runs frames in the model's `compile_mode`, between `memory.write` and `commit` or `undo`.
 
-    Outputs may be overwritten by the next run: who needs them longer copies them. One thread does
-    it all, because torch keeps CUDA graphs per thread.
+    The next run may overwrite the outputs; copy them to keep them. Use it from one thread only:
+    torch keeps CUDA graphs per thread.
     """
 
     def __init__(self, model: GCTStream, memory: StreamMemory, scale_frames: int):
@@ -26,9 +26,9 @@ class FrameRunner:
         self.restart()
 
     def restart(self) -> None:
-        """Follow the model's present compile mode, without any graph."""
+        """Drop all graphs and adopt the model's current compile mode and backend."""
         self._graphs: dict[object, CapturedPass] = {}
-        self._thread: int | None = None  # that warmed up; None before
+        self._thread: int | None = None  # the thread that warmed up; None before
         self._ring = None
         self._memory.attend_cached = attend_fully
         if self._model.attention_backend == 'flashinfer':
@@ -44,16 +44,16 @@ class FrameRunner:
 
     def __call__(self, images: Tensor, scale_frames: int) -> Outputs:
         """
-        Return the outputs of `GCTStream.forward` for uint8 images (S, 3, h, w).
+        Return the outputs of `GCTStream.predict` for uint8 images (S, 3, h, w).
 
-        :raises RuntimeError: another thread than that of the warm-up.
+        :raises RuntimeError: called from another thread than the warm-up.
         """
         if self._thread not in (None, threading.get_ident()):
             raise RuntimeError(
                 'a compiled engine was warmed up in another thread: load, warm up and push images '
                 'in one thread'
             )
-        graph = self._graphs.get(self._place(len(images)))
+        graph = self._graphs.get(self._graph_key(len(images)))
         if graph is not None:
             return graph.replay(images)
         with self._stance():
@@ -63,7 +63,7 @@ class FrameRunner:
         """
         Capture the scale batch and the pass of a later frame; return the graphs' memory pool.
 
-        `image` (3, h, w) uint8; the memory is empty, and what it holds afterwards means nothing.
+        `image` (3, h, w) uint8. The memory must be empty; its contents are undefined afterwards.
         """
         count = self._scale_frames
         if count > 1:
@@ -72,13 +72,13 @@ class FrameRunner:
             pool = self._capture(count, batch, lambda x: self._forward(x, count), pool)
             self._memory.undo()
         for fixed in self._ring.all_fixed():
-            self._ring.rehearse(fixed)
+            self._ring.prepare_capture(fixed)
             key = fixed.start, fixed.stop
             pool = self._capture(key, image[None], lambda x: self._forward(x, 1), pool)
         return pool
 
-    def settle(self) -> None:
-        """Compile nothing from now on, and stay in this thread."""
+    def freeze(self) -> None:
+        """Compile nothing from now on, and allow calls from this thread only."""
         if self._model.compile_mode != 'off':
             self._thread = threading.get_ident()
 
@@ -88,10 +88,10 @@ class FrameRunner:
         self._graphs[key] = captured = CapturedPass(run, images, pool)
         return captured.pool
 
-    def _place(self, frames: int) -> object:
+    def _graph_key(self, frames: int) -> object:
         if frames > 1 or self._ring is None:
             return frames
-        self._ring.follow()
+        self._ring.update()
         return self._ring.fixed.start, self._ring.fixed.stop
 
     def _stance(self) -> AbstractContextManager:
@@ -112,11 +112,11 @@ class FrameRunner:
 
 
 class CapturedPass:
-    """One CUDA graph with its input and outputs at fixed addresses."""
+    """A CUDA graph with its input and outputs at fixed addresses."""
 
     def __init__(self, run: Callable[[Tensor], Outputs], images: Tensor, pool: tuple | None):
         self._images = images.clone()
-        run(self._images)  # compiles, and builds the plans of library kernels, before the capture
+        run(self._images)  # compile and let libraries plan their kernels before the capture
         torch.cuda.synchronize()
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
@@ -126,11 +126,11 @@ class CapturedPass:
 
     @property
     def pool(self) -> tuple:
-        """Memory of the graph, which graphs that never run at the same time can share."""
+        """Memory pool of the graph; graphs that never run at the same time can share it."""
         return self._graph.pool()
 
     def replay(self, images: Tensor) -> Outputs:
-        """Return the outputs for other images; the next replay overwrites them."""
+        """Run the graph on new images and return its outputs; the next replay overwrites them."""
         self._images.copy_(images)
         self._graph.replay()
         return self._outputs

@@ -1,8 +1,9 @@
 """
-Triton kernels of attention over cached keys, with every position read on the device.
+Triton kernels for attention over cached keys, with all positions read on the device.
 
-A captured graph bakes Python numbers in; these kernels take rows and lengths from a small tensor,
-the cursor, so that one capture serves all frames. Needs Triton, which torch brings for CUDA.
+Python numbers are constant in a captured CUDA graph. These kernels read rows and lengths from a
+small tensor, the cursor, so that one graph serves all frames. Needs Triton, which is installed
+with torch for CUDA.
 """
 
 import torch
@@ -10,12 +11,12 @@ from torch import Tensor
 import triton
 import triton.language as tl
 
-# Entries of the cursor, an int64 tensor (7,): number of frames kept before; first row that the
-# special and the patch tokens are written to; two ranges [start, end) of rows to attend to.
+# Entries of the cursor, an int64 tensor (7,): number of frames kept before; first row for the
+# special tokens; first row for the patch tokens; two ranges [start, end) of rows to attend to.
 INDEX, SPECIAL_ROW, PATCH_ROW, RANGES = 0, 1, 2, 3
 CURSOR_SIZE = 7
 _LOG2_E = tl.constexpr(1.4426950408889634)
-_CAMERA_SPLITS = 16  # programs per head of the camera attention: one query keeps few busy
+_CAMERA_SPLITS = 16  # programs per head in camera attention, which has only one query
 
 
 @triton.jit
@@ -41,9 +42,9 @@ def _attend_block(
     PRECISION: tl.constexpr, MASKED: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """
-    Take BLOCK_N keys from `col` on into the running softmax (m, total, acc).
+    Add BLOCK_N keys from row `col` on to the running softmax (m, total, acc).
 
-    `scale` makes exponents of base 2 of the products, whose maximum is m.
+    m is the maximum of q * k; `scale` converts q * k to exponents of base 2.
     """
     row = col + tl.arange(0, BLOCK_N)
     there = row[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
@@ -109,7 +110,7 @@ def _attend_camera_kernel(
     q, k, v, keys, values, parts, cursor, q_head, k_head, v_head, cache_head, scale,
     HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Store one token per head; write the softmax (m, total, acc) over a part of the rows."""
+    """Store one token per head; write the softmax state (m, total, acc) of a part of the rows."""
     head, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dim = tl.arange(0, HEAD_DIM)
     index = tl.load(cursor).to(tl.int32)
@@ -117,8 +118,8 @@ def _attend_camera_kernel(
     key, value = tl.load(k + head * k_head + dim), tl.load(v + head * v_head + dim)
     keys += head * cache_head
     values += head * cache_head
-    # Every part begins with the frame itself, so that nothing is read that is being written; only
-    # the first one counts it.
+    # Each part starts from the frame's own key in registers, so no program reads the row that is
+    # being written; only part 0 counts it.
     m = tl.sum(query * key.to(tl.float32), 0)
     total = tl.where(split == 0, 1.0, 0.0)
     acc = value.to(tl.float32) * total
@@ -158,9 +159,10 @@ def _merge_camera_kernel(parts, out, HEAD_DIM: tl.constexpr, SPLITS: tl.constexp
 
 def store(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, cursor: Tensor, specials: int):
     """
-    Write the tokens (1, heads, N, head_dim) of one frame to the cursor's rows of the caches.
+    Write the tokens k and v (1, heads, N, head_dim) of one frame to the rows in `cursor`.
 
-    `keys` and `values` (1, heads, rows, head_dim); the first `specials` tokens are special ones.
+    `keys` and `values` (1, heads, rows, head_dim) are the caches; the first `specials` tokens of
+    the frame are special tokens.
     """
     _, heads, tokens, head_dim = k.shape
     _store_kernel[triton.cdiv(tokens, 64), heads](
@@ -177,10 +179,10 @@ def attend(
     prior: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """
-    Let queries (1, heads, N, head_dim) see the rows of the caches in two ranges (4,) int64.
+    Attend from queries (1, heads, N, head_dim) to the cached rows in two ranges (4,) int64.
 
-    `prior`, attention over other rows with its log-sum-exp (1, heads, N), is continued exactly.
-    Returns (1, heads, N, head_dim) whose memory is laid out as (1, N, heads, head_dim).
+    `prior` is attention over other rows and its log-sum-exp (1, heads, N); the result is exact
+    over all rows. Returns (1, heads, N, head_dim), stored as (1, N, heads, head_dim).
     """
     _, heads, queries, head_dim = q.shape
     out = q.new_empty(1, queries, heads, head_dim).transpose(1, 2)
@@ -201,9 +203,9 @@ def attend_camera(
     q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, cursor: Tensor
 ) -> Tensor:
     """
-    Store the camera token of one frame at row `cursor[INDEX]`; let it see that row and all before.
+    Store the camera token of a frame at row `cursor[INDEX]`; attend to this and earlier rows.
 
-    `q`, `k`, `v` (1, heads, 1, head_dim); the caches (1, heads, rows, head_dim).
+    `q`, `k`, `v` (1, heads, 1, head_dim); `keys`, `values` (1, heads, rows, head_dim).
     """
     _, heads, _, head_dim = q.shape
     out = q.new_empty(q.shape)

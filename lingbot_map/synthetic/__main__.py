@@ -60,7 +60,7 @@ def _write_preview(path):
 
 
 def _write_bag(path):
-    check_target(path)  # before a minute of rendering
+    check_target(path)  # fail before rendering, which takes a minute
     rooms = build_rooms([SAMPLE_SEED], SAMPLE_CONFIG, torch.device('cpu'))
     rooms = replace(rooms, T_world_cam=slowed(rooms.T_world_cam, SAMPLE_FRAMES))
     write_sample_bag(path, render_rooms(rooms, SAMPLE_CONFIG))

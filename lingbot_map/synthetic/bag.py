@@ -1,4 +1,4 @@
-"""Writes a rendered clip as a rosbag2 recording (mcap) with ground truth, without ROS."""
+"""Write a rendered clip as a rosbag2 recording (mcap) with ground truth, without ROS."""
 
 import importlib.util
 import io
@@ -29,17 +29,18 @@ def write_sample_bag(path: Path, clip: Clip) -> None:
     Write the first room of the clip at 10 Hz: JPEG images, camera_info, ground truth.
 
     Ground truth (Odometry) is the pose of the camera's optical frame in the room (z up). The bag
-    is written aside and then renamed. Raises UserError if the path is taken or rosbags is
-    not installed.
+    is written to a temporary folder, which is then renamed.
+
+    :raises UserError: the path exists, its parent does not, or rosbags is not installed.
     """
     check_target(path)
     from rosbags.rosbag2 import StoragePlugin, Writer
     from rosbags.typesys import get_typestore, Stores
 
     store = get_typestore(Stores.ROS2_JAZZY)
-    aside = path.with_name(f'.{path.name}.part')
-    shutil.rmtree(aside, ignore_errors=True)
-    with Writer(aside, version=9, storage_plugin=StoragePlugin.MCAP) as writer:
+    partial = path.with_name(f'.{path.name}.part')
+    shutil.rmtree(partial, ignore_errors=True)
+    with Writer(partial, version=9, storage_plugin=StoragePlugin.MCAP) as writer:
         connections = {
             topic: writer.add_connection(topic, message_type, typestore=store)
             for topic, message_type in (
@@ -55,25 +56,25 @@ def write_sample_bag(path: Path, clip: Clip) -> None:
                 writer.write(
                     connection, stamp_ns, store.serialize_cdr(message, connection.msgtype)
                 )
-    _rename(aside, path)
+    _rename(partial, path)
 
 
 def check_target(path: Path) -> None:
-    """Raise UserError unless a bag can be written there."""
+    """Raise UserError if no bag can be written to `path`."""
     if importlib.util.find_spec('rosbags') is None:
         raise UserError("the package 'rosbags' is not installed: pip install rosbags")
     if path.exists():
-        raise UserError(f"'{path}' exists: choose another folder or remove it")
+        raise UserError(f"'{path}' already exists: choose another folder or remove it")
     if not path.absolute().parent.is_dir():
-        raise UserError(f"'{path.parent}' is not a folder: make it first")
+        raise UserError(f"'{path.parent}' is not a folder: create it first")
 
 
-def _rename(aside, path):
-    # the names of the files inside repeat the folder's name
-    metadata = (aside / 'metadata.yaml').read_text()
-    (aside / 'metadata.yaml').write_text(metadata.replace(aside.name, path.name))
-    (aside / f'{aside.name}.mcap').rename(aside / f'{path.name}.mcap')
-    aside.rename(path)
+def _rename(partial, path):
+    # The file name and metadata.yaml contain the folder's name.
+    metadata = (partial / 'metadata.yaml').read_text()
+    (partial / 'metadata.yaml').write_text(metadata.replace(partial.name, path.name))
+    (partial / f'{partial.name}.mcap').rename(partial / f'{path.name}.mcap')
+    partial.rename(path)
 
 
 def _messages(types, clip, frame, stamp_ns):
@@ -133,7 +134,7 @@ def _odometry(types, header, T_room_cam: torch.Tensor):
     twist = types['geometry_msgs/msg/Twist'](
         linear=vector(x=0, y=0, z=0), angular=vector(x=0, y=0, z=0)
     )
-    # the twist is not given: a covariance this large says so
+    # The twist is unknown, hence the large covariance.
     unknown = np.diag(np.full(6, 1e6)).flatten()
     return types['nav_msgs/msg/Odometry'](
         header=header,

@@ -1,10 +1,11 @@
-"""Random materials of walls, floors, ceilings and box faces, as columns of numbers."""
+"""Random materials of walls, floors, ceilings and box faces, as a table with named columns."""
 
 from lingbot_map.synthetic.random import between, constant, uniforms
 import torch
 
 COLOURS = slice(0, 9)  # three RGB colours, mixed by noise
-CONTRAST, COVER, ROUGHNESS = 9, 10, 11  # of the noise: first mix, third colour, fine octaves
+# Of the noise: contrast of the first mix, threshold of the third colour, weight of fine octaves.
+CONTRAST, COVER, ROUGHNESS = 9, 10, 11
 TILE_S, TILE_T, ROW_SHIFT, LINE_WIDTH, LINE_GAIN, TILE_SPREAD = 12, 13, 14, 15, 16, 17
 PICTURES = 18  # share of the grid cells that hold a poster or a sticker
 OPENING_S, OPENING_WIDTH, OPENING_LOW, OPENING_HIGH, OPENING_GAIN, PANES = 19, 20, 21, 22, 23, 24
@@ -12,11 +13,11 @@ SKIRTING, SKIRTING_GAIN, EDGE_WIDTH, EDGE_GAIN = 25, 26, 27, 28
 NUM_COLUMNS = 29
 
 _DRAW, _KIND, _ROOM_COLOUR, _PICTURES = range(200, 204)
-_PLAIN = 1e3  # [m] tiles so large that no joint is seen
+_PLAIN = 1e3  # [m] tile size without visible joints
 
 
 def materials(seeds: torch.Tensor, cuboids: torch.Tensor) -> torch.Tensor:
-    """Return (B, 54, 29) for rooms with cuboids (B, 9, 8): lengths in metres, colours in 0..1."""
+    """Return a table (B, 54, 29) for cuboids (B, 9, 8); lengths in metres, colours in 0..1."""
     num_surfaces = 6 * cuboids.shape[1]
     draws = uniforms(
         seeds,
@@ -64,10 +65,10 @@ def materials(seeds: torch.Tensor, cuboids: torch.Tensor) -> torch.Tensor:
 
 
 def _colours(draw, kind, room_draw):
-    """Return three related colours (B, 54, 9): brightness, tint, and their variation."""
+    """Return three related RGB colours (B, 54, 9) of random brightness and tint."""
     tint = draw[..., :9].unflatten(-1, (3, 3)) - 0.5
     bright = between(kind[..., :3], ((0.3, 0.9), (0.35, 1.0), (0.1, 1.0)))
-    # all walls of a room resemble each other somewhat; each has its own shade of the colour
+    # The walls of a room share a base colour, with some variation per wall.
     wall = between(room_draw, ((0.4, 0.9), *((-0.2, 0.2),) * 3))
     bright[:, :4, 0] = 0.6 * wall[:, :1] + 0.4 * bright[:, :4, 0]
     bright[..., 1] *= bright[..., 0]
@@ -78,7 +79,7 @@ def _colours(draw, kind, room_draw):
 
 
 def _set_tiles(table, kind):
-    """Turn square-ish tiles into bricks, planks, stripes or plain paint by a die per surface."""
+    """Choose tiles, bricks, planks, stripes or plain paint at random for each surface."""
     die = kind[..., 3]
     planks, stripes, plain = die < 0.25, (die >= 0.25) & (die < 0.4), die > 0.8
     table[..., TILE_S] = torch.where(planks, table[..., TILE_S] * 3, table[..., TILE_S])
@@ -91,8 +92,8 @@ def _set_tiles(table, kind):
 
 
 def _set_room(table, draw, size):
-    """Give walls a door or a window, the ceiling a brighter and calmer paint."""
-    length = size[:, :2].flip(-1).repeat_interleave(2, -1)  # of walls across x and across y
+    """Add a door or window to each wall; make the ceiling brighter and less textured."""
+    length = size[:, :2].flip(-1).repeat_interleave(2, -1)  # walls perpendicular to x, x, y, y
     door = draw[:, :4, OPENING_HIGH] < 0.5
     table[:, :4, OPENING_S] = table[:, :4, OPENING_S] * length
     low, high = draw[:, :4, OPENING_LOW], draw[:, :4, LINE_WIDTH]

@@ -1,4 +1,4 @@
-"""Smooth camera paths of robots and of walking people, in batches, in free rooms."""
+"""Random smooth camera paths of robots and walking people in empty rooms, in batches."""
 
 from dataclasses import dataclass
 import math
@@ -6,11 +6,11 @@ import math
 from lingbot_map.synthetic.random import uniforms
 import torch
 
-WALL_MARGIN = 0.5  # [m] of the camera's way to the walls
+WALL_MARGIN = 0.5  # [m] between path and walls
 ROBOT_HEIGHT = (0.3, 1.2)  # [m]
-HANDHELD_HEIGHT = (1.25, 1.75)  # [m], before bobbing
-MAX_YAW_STEP = math.radians(6.0)  # of the way, per frame
-REFERENCE_STEPS = 63  # steps to which the limits of the total yaw refer
+HANDHELD_HEIGHT = (1.25, 1.75)  # [m], mean height
+MAX_YAW_STEP = math.radians(6.0)  # of the heading, per frame
+REFERENCE_STEPS = 63  # number of steps that TOTAL_YAW refers to
 TOTAL_YAW = (math.radians(100.0), math.radians(320.0))
 
 _SPEED, _TURN, _HEADING, _STYLE, _REST, _GAZE = range(100, 106)
@@ -35,8 +35,8 @@ def camera_paths(
     """
     Return one path per seed inside rooms (B, 3) [m] whose floor is centred on the origin.
 
-    Of num_candidates ways drawn per seed the first that fits into the room and turns enough, but
-    not too much, is taken; the last candidate is a circle, which always fits.
+    Takes the first of num_candidates random paths that fits into the room and whose total yaw is
+    within TOTAL_YAW. The last candidate is a circle, which always fits.
     """
     draws = uniforms(
         seeds,
@@ -75,7 +75,7 @@ def camera_paths(
 
 
 def _motion(draws, num_frames, mean_step, room_size):
-    """Return turn rates (B, M, S) [rad per frame] and step lengths (B, M, S - 1) [m]."""
+    """Return yaw rates (B, M, S) [rad per frame] and step lengths (B, M, S - 1) [m]."""
     draw = draws[_SPEED]
     speed = 1 + (0.35 * draw[..., 0, None] * _waves(draw, num_frames - 1, (24, 120))).sum(-2)
     length = mean_step[0] + (mean_step[1] - mean_step[0]) * draws[_LENGTH]
@@ -93,10 +93,10 @@ def _motion(draws, num_frames, mean_step, room_size):
 
 
 def _gaze(draw, num_frames):
-    """Return the angle (B, 1, S) between a walking person's camera and the way."""
-    aside = (draw[:, :1, 0] + draw[:, :1, 1] - 1) * math.radians(110)
+    """Return the yaw (B, 1, S) [rad] of a handheld camera relative to the walking direction."""
+    offset = (draw[:, :1, 0] + draw[:, :1, 1] - 1) * math.radians(110)
     sway = (draw[:, 1:, :1] * _waves(draw[:, 1:], num_frames, (40, 120))).sum(-2)
-    return (aside + math.radians(35) * sway)[:, None]
+    return (offset + math.radians(35) * sway)[:, None]
 
 
 def _poses(draws, xy, yaw, handheld):
@@ -106,7 +106,7 @@ def _poses(draws, xy, yaw, handheld):
     fast = _waves(shake[:, :, 2:], num_frames, (4, 9)).mean(-2)
     wobble = slow + 0.25 * fast
 
-    rest_pitch = math.radians(5) - math.radians(17) * draw[:, :1]  # positive looks up
+    rest_pitch = math.radians(5) - math.radians(17) * draw[:, :1]  # positive: up
     pitch = rest_pitch + torch.where(handheld, math.radians(4), math.radians(0.25)) * wobble[:, 0]
     roll = torch.where(handheld, math.radians(3), math.radians(0.2)) * wobble[:, 1]
     robot_z = ROBOT_HEIGHT[0] + (ROBOT_HEIGHT[1] - ROBOT_HEIGHT[0]) * draw[:, 1:2]
@@ -132,7 +132,7 @@ def _optical_rotation(yaw, pitch, roll):
 
 
 def _waves(draw, num_frames, periods):
-    """Return sines (..., S); columns 1 and 2 of draw choose phase and period in frames."""
+    """Return sines (..., S); columns 1 and 2 of draw set phase and period [frames]."""
     time = torch.arange(num_frames, dtype=torch.float64, device=draw.device)
     period = periods[0] * (periods[1] / periods[0]) ** draw[..., 2, None]
     return torch.sin(2 * math.pi * (time / period + draw[..., 1, None]))
@@ -140,9 +140,9 @@ def _waves(draw, num_frames, periods):
 
 def slowed(T: torch.Tensor, num_frames: int) -> torch.Tensor:
     """
-    Return poses (B, S, 4, 4) resampled to num_frames along the same way, ends included.
+    Resample poses (B, S, 4, 4) to num_frames along the same path, both ends included.
 
-    Catmull-Rom splines through the matrices; rotations are the nearest to the interpolated ones.
+    Catmull-Rom splines of the matrix entries; rotations are then projected to SO(3).
     """
     last = T.shape[1] - 1
     at = torch.linspace(0, last, num_frames, dtype=T.dtype, device=T.device)

@@ -1,4 +1,4 @@
-"""Random numbers that are pure functions of (seed, position), exact on every device."""
+"""Random numbers that depend only on seed and position, bit-identical on every device."""
 
 import functools
 import math
@@ -17,11 +17,10 @@ def uniforms(
     seeds: torch.Tensor, shapes: tuple[tuple[int, tuple[int, ...]], ...]
 ) -> dict[int, torch.Tensor]:
     """
-    Return float64 numbers (B, *shape) in [0, 1) for int64 seeds (B,), by stream.
+    Return float64 numbers (B, *shape) in [0, 1) per stream, for int64 seeds (B,).
 
-    shapes pairs each stream with the shape of its numbers. They depend on the seed, the stream
-    and the position in the shape alone. splitmix64, for all streams at once: a GPU spends its
-    time on launches here.
+    shapes contains (stream, shape) pairs. A number depends only on seed, stream and position.
+    Computes splitmix64 for all streams at once, since launches dominate the time on a GPU.
     """
     sizes = [math.prod(shape) for _, shape in shapes]
     streams, counters = _positions(shapes, seeds.device)
@@ -36,30 +35,30 @@ def uniforms(
 
 @functools.cache
 def constant(values: tuple, device: torch.device) -> torch.Tensor:
-    """Return the numbers as a float64 tensor, copied to the device only once."""
+    """Return the values as a cached float64 tensor on the device."""
     return torch.tensor(values, dtype=torch.float64, device=device)
 
 
 def between(draw: torch.Tensor, ranges: tuple[tuple[float, float], ...]) -> torch.Tensor:
-    """Return uniform numbers (..., n) moved from [0, 1) into the n ranges (low, high)."""
+    """Map numbers (..., n) in [0, 1) to the n ranges (low, high)."""
     low, high = constant(ranges, draw.device).unbind(-1)
     return low + (high - low) * draw
 
 
 def hash32(x: torch.Tensor) -> torch.Tensor:
-    """Return well mixed int32 numbers of int32 numbers ('lowbias32', C. Wellons)."""
+    """Return int32 hashes of int32 numbers ('lowbias32', C. Wellons)."""
     x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
     x = (x ^ ((x >> 15) & 0x1FFFF)) * (0x846CA68B - 2**32)
     return x ^ ((x >> 16) & 0xFFFF)
 
 
 def hash_cell(i: torch.Tensor, j: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Return int32 hashes of the int32 cell (i, j) of the pattern with the int32 key."""
+    """Return int32 hashes of the int32 cells (i, j), for the pattern with the int32 key."""
     return hash32(i * _CELL_I + j * _CELL_J + key)
 
 
 def hash_fraction(hashed: torch.Tensor, part: int) -> torch.Tensor:
-    """Return float32 numbers in [0, 1]: ten bits of each hash, part 0, 1 or 2."""
+    """Return float32 numbers in [0, 1] from ten bits of each hash; part is 0, 1 or 2."""
     return ((hashed >> (10 * part)) & 1023).float() * (1.0 / 1023.0)
 
 
@@ -78,5 +77,5 @@ def _mix64(x: torch.Tensor) -> torch.Tensor:
 
 
 def _shift64(x: torch.Tensor, bits: int) -> torch.Tensor:
-    # torch shifts int64 arithmetically; the mask drops the copies of the sign bit
+    # torch shifts int64 arithmetically; the mask clears the copies of the sign bit.
     return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,4 +1,4 @@
-"""Renders rooms into clips: textured images with exact depth, poses and intrinsics."""
+"""Render rooms to clips: textured images with exact depth, poses and intrinsics."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from lingbot_map.synthetic.random import hash32
 from lingbot_map.synthetic.rooms import build_rooms, NUM_SURFACES, RoomConfig, Rooms
 import torch
 
-OCTAVES = tuple(1.6 / 2**i for i in range(8))  # [m] cells of the noise
-PICTURE_CELLS = (1.3, 0.31)  # [m] raster of posters and of stickers
+OCTAVES = tuple(1.6 / 2**i for i in range(8))  # [m] cell sizes of the noise
+PICTURE_CELLS = (1.3, 0.31)  # [m] cell sizes of posters and of stickers
 _PIXELS_AT_ONCE = {'cpu': 1 << 15, 'cuda': 1 << 24}
 
 
@@ -34,7 +34,7 @@ class Clip:
 
 @torch.no_grad()
 def render_clips(seeds: Sequence[int], config: RoomConfig, device: torch.device | str) -> Clip:
-    """Return one clip per seed; a clip depends on its seed and the config alone."""
+    """Render one clip per seed; it depends only on its seed and the config."""
     device = torch.device(device)
     with torch.autocast(device.type, enabled=False):
         return render_rooms(build_rooms(seeds, config, device), config)
@@ -42,7 +42,7 @@ def render_clips(seeds: Sequence[int], config: RoomConfig, device: torch.device 
 
 @torch.no_grad()
 def render_rooms(rooms: Rooms, config: RoomConfig) -> Clip:
-    """Return the clips of rooms that were built with the same config."""
+    """Render rooms that were built with the same config."""
     num_rooms, num_frames = rooms.T_world_cam.shape[:2]
     frames = _frame_tables(rooms)
     tables = _surface_tables(rooms)
@@ -56,7 +56,7 @@ def render_rooms(rooms: Rooms, config: RoomConfig) -> Clip:
     ):
         part = slice(start, end)
         depth[part], rgb[part] = _render(
-            {name: _own(table[part]) for name, table in frames.items()}, tables, config
+            {name: _contiguous(table[part]) for name, table in frames.items()}, tables, config
         )
     return Clip(
         rgb.unflatten(0, (num_rooms, num_frames)),
@@ -74,10 +74,10 @@ def _render(frames, tables, config):
     v = torch.arange(config.height, device=device, dtype=torch.float32)[:, None]
     camera, cuboids = frames['camera'], frames['cuboids']
     number = frames['first_surface']
-    depth, surface = step(shading.cast_room)(camera, u, v, _own(cuboids[:, 0]), number)
+    depth, surface = step(shading.cast_room)(camera, u, v, _contiguous(cuboids[:, 0]), number)
     for box in range(1, cuboids.shape[1]):
         depth, surface = step(shading.cast_box)(
-            depth, surface, camera, u, v, _own(cuboids[:, box]), number + 6 * box
+            depth, surface, camera, u, v, _contiguous(cuboids[:, box]), number + 6 * box
         )
 
     keys, material = tables['keys'], tables['material']
@@ -93,18 +93,18 @@ def _render(frames, tables, config):
         rgb = step(shading.paint_pictures)(rgb, *where, keys, material, cell, salt + 211)
     rgb = step(shading.paint_openings)(rgb, *where, material, shade)
     rgb = step(shading.develop)(
-        rgb, u, v, frames['look'], _own(frames['gains'].movedim(1, 0)), frames['noise_key']
+        rgb, u, v, frames['look'], _contiguous(frames['gains'].movedim(1, 0)), frames['noise_key']
     )
     return depth, rgb
 
 
-def _own(table):
-    # a view would be compiled for once more: for its offset, its strides and its base
+def _contiguous(table):
+    # A view would cause another compilation, for its offset, strides and base.
     return table.clone(memory_format=torch.contiguous_format)
 
 
 def _frame_tables(rooms):
-    """Return what each frame needs, first dimension B * S, in float32 or int32."""
+    """Return per-frame tables, first dimension B * S, float32 or int32."""
     num_rooms, num_frames = rooms.T_world_cam.shape[:2]
     device = rooms.seeds.device
 
@@ -139,17 +139,17 @@ def _frame_tables(rooms):
 
 
 def _surface_tables(rooms):
-    """Return columns over all B * 54 surfaces."""
+    """Return per-surface tables, last dimension B * 54."""
     return {
         'geometry': rooms.geometry.float().flatten(0, 1).T.contiguous(),
         'material': rooms.material.float().flatten(0, 1).T.contiguous(),
-        'keys': _own(rooms.keys.flatten()),
+        'keys': _contiguous(rooms.keys.flatten()),
     }
 
 
 @functools.cache
 def _layers(cells, device):
-    # tensors, not numbers: one compiled kernel serves all layers
+    # Tensors instead of numbers, so that one compiled kernel serves all layers.
     return [
         (
             torch.full((1,), cell, device=device),

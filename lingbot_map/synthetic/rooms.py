@@ -1,4 +1,4 @@
-"""Random rooms: what stands where, how it looks, where the camera goes; no pixels."""
+"""Random rooms: geometry, materials, light, camera paths and intrinsics, without rendering."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ ROOM_SIDE = (4.0, 8.0)  # [m]
 ROOM_HEIGHT = (2.4, 3.0)  # [m]
 NUM_BOXES = (3, 8)
 HORIZONTAL_FOV = (math.radians(55.0), math.radians(90.0))
-BOX_CLEARANCE = 0.4  # [m] between the camera's way and a box
+BOX_CLEARANCE = 0.4  # [m] between camera path and box
 MAX_BOXES = NUM_BOXES[1]
 NUM_SURFACES = 6 * (1 + MAX_BOXES)
 BOX_TRIALS = 40
-_NOWHERE = (0.0, 0.0, -1000.0, 0.1, 0.1, 0.1, 0.0, 0.0)  # a cuboid that is not seen
+_UNUSED = (0.0, 0.0, -1000.0, 0.1, 0.1, 0.1, 0.0, 0.0)  # cuboid of an unused box, out of view
 
 _SIZE, _BOXES, _BOX_COUNT, _CAMERA, _LOOK, _KEYS, _LIGHT = range(1, 8)
 
 
 @dataclass(frozen=True)
 class RoomConfig:
-    """Image size [px], frames per clip, range of a clip's mean step [m], ways drawn per clip."""
+    """Image size [px], frames per clip, range of a clip's mean step [m], candidate paths."""
 
     width: int = 168
     height: int = 126
@@ -39,13 +39,13 @@ class RoomConfig:
             raise ValueError(f'mean_step {self.mean_step}: give (low, high) with 0 < low <= high')
 
 
-# Frozen: the figures of the demo model refer to these rooms.
+# Do not change: the published figures of the demo model refer to these rooms.
 TEST_SEEDS = range(10_000, 10_032)
 TEST_CONFIG = RoomConfig()
 VALIDATION_SEEDS = range(20_000, 20_256)
 FIRST_TRAINING_SEED = 1_000_000
 SAMPLE_SEED = 10_100
-# A way like those of the test set, at a third of their pace.
+# A path as in the test set, resampled to a third of the speed.
 SAMPLE_CONFIG = RoomConfig(width=336, height=252, num_frames=67)
 SAMPLE_FRAMES = 200
 
@@ -55,14 +55,14 @@ class Rooms:
     """
     Rooms on one device, world z up, floor centred on the origin at z = 0.
 
-    Cuboid 0 is the room itself, seen from inside; unused boxes lie far below the floor. Surface
+    Cuboid 0 is the room itself, seen from inside; unused boxes are far below the floor. Surface
     6 * cuboid + 2 * axis + side is the cuboid's face on the low (0) or high (1) side of its axis.
 
     seeds (B,) int64; cuboids (B, 9, 8) float64: centre x y z, half size x y z [m], yaw [rad],
     in use (0 or 1); T_world_cam (B, S, 4, 4) float64; K (B, 3, 3) float64 [px]; light (B, 5)
     float64: position [m], ambient share, exposure; look (B, 8) float64: red and blue gain,
     vignetting, blur, noise, gamma, exposure sway and its phase; geometry (B, 54, 14) and
-    material (B, 54, 30) float64, columns named in room_materials; keys (B, 54) int32.
+    material (B, 54, 29) float64, columns named in materials.py; keys (B, 54) int32.
     """
 
     seeds: torch.Tensor
@@ -77,8 +77,8 @@ class Rooms:
 
 
 def build_rooms(seeds: Sequence[int], config: RoomConfig, device: torch.device) -> Rooms:
-    """Return the rooms of the seeds; each depends on its own seed and the config alone."""
-    # nothing here waits for the GPU: training draws the next rooms while it works
+    """Return one room per seed; it depends only on its seed and the config."""
+    # Nothing here synchronises with the GPU, so training can prepare rooms while it computes.
     seeds = torch.as_tensor(seeds, dtype=torch.int64).to(device, non_blocking=True)
     draws = uniforms(
         seeds,
@@ -121,7 +121,7 @@ def build_rooms(seeds: Sequence[int], config: RoomConfig, device: torch.device) 
 
 def footprint_distance(xy: torch.Tensor, cuboids: torch.Tensor) -> torch.Tensor:
     """
-    Return horizontal distances [m] of points from cuboids, 0 inside.
+    Return horizontal distances [m] between points and cuboids, 0 inside.
 
     xy (..., S, 2) and cuboids (..., 8) as in Rooms, with equal or broadcast leading shapes.
     """
@@ -134,7 +134,7 @@ def footprint_distance(xy: torch.Tensor, cuboids: torch.Tensor) -> torch.Tensor:
 
 
 def _place_boxes(draws, size, path_xy):
-    """Return boxes (B, 8, 8), each the first of its trials that keeps clear of the path."""
+    """Return boxes (B, 8, 8); each is the first of its trials with clearance to the path."""
     draw = draws[_BOXES]
     shrink = torch.linspace(1.0, 0.4, BOX_TRIALS, dtype=torch.float64, device=draw.device)
     half = between(draw[..., :3], ((0.12, 0.65), (0.07, 0.4), (0.12, 1.0))) * shrink[:, None]
@@ -144,16 +144,16 @@ def _place_boxes(draws, size, path_xy):
     above_floor = (room[..., 2] - 2 * half[..., 2]) * (0.15 + 0.45 * draw[..., 4])
     z = half[..., 2] + torch.where(hung, above_floor, 0.0)
 
-    # two of three stand with their back to a wall, the others anywhere and at any angle
+    # Two of three boxes stand against a wall, the others anywhere and at any angle.
     at_wall = draw[..., 5] < 0.65
     wall = (draw[..., 6] * 4).floor()
     along_x = wall >= 2
-    aside = torch.where(along_x, room[..., 0], room[..., 1]) / 2 - half[..., 0] - 0.02
-    back = torch.where(along_x, room[..., 1], room[..., 0]) / 2 - half[..., 1] - 0.02
+    along_limit = torch.where(along_x, room[..., 0], room[..., 1]) / 2 - half[..., 0] - 0.02
+    wall_distance = torch.where(along_x, room[..., 1], room[..., 0]) / 2 - half[..., 1] - 0.02
     side = (wall % 2) * 2 - 1
     place = 2 * draw[..., 7:9] - 1
-    wall_x = torch.where(along_x, place[..., 0] * aside, side * back)
-    wall_y = torch.where(along_x, side * back, place[..., 0] * aside)
+    wall_x = torch.where(along_x, place[..., 0] * along_limit, side * wall_distance)
+    wall_y = torch.where(along_x, side * wall_distance, place[..., 0] * along_limit)
     reach = half[..., :2].norm(dim=-1) + 0.02
     x = torch.where(at_wall, wall_x, place[..., 0] * (room[..., 0] / 2 - reach))
     y = torch.where(at_wall, wall_y, place[..., 1] * (room[..., 1] / 2 - reach))
@@ -175,15 +175,15 @@ def _place_boxes(draws, size, path_xy):
     chosen = (clear * order).argmax(-1)
     boxes = trials.gather(2, chosen[..., None, None].expand(-1, -1, 1, 8))[:, :, 0]
     count = NUM_BOXES[0] + draws[_BOX_COUNT] * (NUM_BOXES[1] - NUM_BOXES[0] + 1)
-    # boxes without a place do not count: the next ones take their turn
+    # Boxes without a valid trial are skipped; later ones fill the count.
     fits = clear.any(-1)
     used = fits & (fits.cumsum(-1) <= count.floor()[:, None])
-    nowhere = constant(_NOWHERE, boxes.device)
-    return torch.where(used[..., None], boxes, nowhere)
+    unused = constant(_UNUSED, boxes.device)
+    return torch.where(used[..., None], boxes, unused)
 
 
 def _face_geometry(cuboids):
-    """Return (B, 54, 14): corner, directions of s and t, normal to the free side, lengths."""
+    """Return (B, 54, 14): corner, directions of s and t, normal into free space, lengths."""
     half, yaw = cuboids[..., 3:6], cuboids[..., 6]
     zero, one = torch.zeros_like(yaw), torch.ones_like(yaw)
     axes = torch.stack(

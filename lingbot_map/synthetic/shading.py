@@ -1,9 +1,9 @@
 """
-Per-pixel work of the room renderer: rays, surfaces, textures, camera.
+Per-pixel functions of the room renderer: rays, surfaces, textures, camera.
 
-Every function here is element-wise over pixels (F, H, W) or planes (3, F, H, W), so that each
-compiles to one kernel. Nothing multiplies matrices: reduced matrix precision or autocast
-of a training run cannot touch depth.
+All functions are element-wise over pixels (F, H, W) or planes (3, F, H, W), so that each compiles
+to one kernel. There are no matrix products, so TF32 or autocast of a training run cannot affect
+the depth.
 """
 
 from lingbot_map.synthetic import materials as col
@@ -13,7 +13,7 @@ import torch
 
 def cast_room(camera, u, v, room, first_surface):
     """
-    Return z-depth [m] and surface number (int32), each (F, H, W), of the room's inner faces.
+    Return z-depth [m] and surface number (int32) of the room's inner faces, each (F, H, W).
 
     camera (F, 15, 1, 1): rotation by rows, position, focal length, cx, cy; u (W,), v (H, 1) [px];
     room (F, 8, 1, 1): centre, half size, cos and sin of yaw; first_surface (F, 1, 1) int32.
@@ -33,7 +33,7 @@ def cast_room(camera, u, v, room, first_surface):
 
 
 def cast_box(depth, surface, camera, u, v, box, first_surface):
-    """Return depth and surface with the box (F, 8, 1, 1) in front where it is nearer."""
+    """Return depth and surface, replaced by those of the box (F, 8, 1, 1) where it is nearer."""
     near, far, face = None, None, None
     for axis, (start, step) in enumerate(_rays(camera, u, v, box)):
         half = box[:, 3 + axis]
@@ -57,20 +57,20 @@ def _rays(camera, u, v, cuboid):
         camera[:, 3 * i] * x + camera[:, 3 * i + 1] * y + camera[:, 3 * i + 2] for i in range(3)
     ]
     start = [camera[:, 9 + i] - cuboid[:, i] for i in range(3)]
-    rays = [_turn(start, cos, sin), _turn(step, cos, sin)]
+    rays = [_rotate(start, cos, sin), _rotate(step, cos, sin)]
     return [
         (start, torch.where(step.abs() < 1e-9, 1e-9, step))
         for start, step in zip(*rays, strict=True)
     ]
 
 
-def _turn(vector, cos, sin):
+def _rotate(vector, cos, sin):
     return cos * vector[0] + sin * vector[1], cos * vector[1] - sin * vector[0], vector[2]
 
 
 def locate(depth, surface, camera, u, v, geometry, material, light):
     """
-    Return s, t [m] on the surface, the pixel's footprint there [m] and the light on it.
+    Return surface coordinates s, t [m], the pixel's footprint there [m] and the light on it.
 
     geometry (14, N) and material (29, N) by surface number; light (F, 4, 1, 1): position [m],
     ambient share.
@@ -102,7 +102,7 @@ def locate(depth, surface, camera, u, v, geometry, material, light):
 
 
 def add_octave(first, second, s, t, footprint, surface, keys, material, cell, salt):
-    """Return both noise sums with one octave of value noise of the cell size [m] added."""
+    """Add one octave of value noise with the cell size [m] to both noise sums."""
     surface = surface.long()
     x, y = s / cell, t / cell
     i, j = x.floor(), y.floor()
@@ -145,7 +145,7 @@ def paint_base(first, second, s, t, footprint, surface, keys, material):
 
 
 def paint_pictures(rgb, s, t, footprint, surface, keys, material, cell, salt):
-    """Return RGB with a random rectangle, filled with a grid of colours, in some cells."""
+    """Paint a random rectangle with a grid of colours in some of the cells."""
     surface = surface.long()
     i, j = (s / cell).floor(), (t / cell).floor()
     key = hash_cell(i.to(torch.int32), j.to(torch.int32), keys[surface] + salt)
@@ -179,7 +179,7 @@ def paint_pictures(rgb, s, t, footprint, surface, keys, material, cell, salt):
 
 
 def paint_openings(rgb, s, t, footprint, surface, material, shade):
-    """Return lit RGB with a door or window and a skirting board where the material has one."""
+    """Paint doors, windows and skirting boards, then apply the light."""
     surface = surface.long()
     low, high = material[col.OPENING_LOW][surface], material[col.OPENING_HIGH][surface]
     width = material[col.OPENING_WIDTH][surface]
@@ -205,7 +205,7 @@ def paint_openings(rgb, s, t, footprint, surface, material, shade):
 
 def develop(rgb, u, v, look, gains, noise_key):
     """
-    Return camera images (F, 3, H, W) uint8 of lit RGB planes.
+    Apply the camera to lit RGB planes; return images (F, 3, H, W) uint8.
 
     look (F, 5, 1, 1): vignetting, blur, noise [grey levels], gamma, exposure; gains (3, F, 1, 1);
     noise_key (F, 1, 1) int32.
@@ -217,7 +217,7 @@ def develop(rgb, u, v, look, gains, noise_key):
     rows = rgb[..., 1:-1, :] * (1 - 2 * edge) + (rgb[..., :-2, :] + rgb[..., 2:, :]) * edge
     rgb = rows[..., 1:-1] * (1 - 2 * edge) + (rows[..., :-2] + rows[..., 2:]) * edge
     rgb = rgb * gains * (look[:, 4] * (1 - look[:, 0] * (x * x + y * y)))
-    # a film's shoulder: bright places keep their texture
+    # Soft saturation: bright areas keep their texture.
     rgb = (1 - torch.exp(-1.5 * rgb)).clamp(min=0) ** look[:, 3]
     pixel = (v.to(torch.int32) * width + u.to(torch.int32)) * 3
     bits = torch.stack([hash32(hash32(pixel + i) + noise_key) for i in range(3)])
@@ -231,10 +231,10 @@ def _ease(x):
 
 
 def _visible(size, footprint):
-    """Return 0 for details too small for the pixel raster, rising to 1."""
+    """Return the weight of a detail: 0 if too small for the pixel grid, rising to 1."""
     return (size / footprint / 1.5 - 1).clamp(0, 1)
 
 
 def _inside(distance, footprint):
-    """Return the share of the pixel on the positive side of an edge at that distance."""
+    """Return the share of a pixel on the positive side of an edge, by its signed distance."""
     return (distance / footprint + 0.5).clamp(0, 1)

@@ -1,9 +1,9 @@
 """
 Train the `demo` preset on rendered rooms, or evaluate it: python3 -m lingbot_map.train.
 
-One process per GPU (torchrun starts several). The clock rules: the learning rate and the length of
-the clips follow the share of `--minutes` that has passed, so a run always ends well annealed. The
-full state is saved every minute, `--resume` goes on from it; `--init` starts from weights alone.
+Runs one process per GPU; use torchrun for several GPUs. The learning rate and the clip length are
+functions of the elapsed share of `--minutes`, so that a run always ends with a low learning rate.
+The full state is saved every minute for `--resume`; `--init` starts from weights only.
 """
 
 import argparse
@@ -28,11 +28,11 @@ from torch import distributed
 SAVE_EVERY_S = 60
 VALIDATE_EVERY_S = 180
 REPORT_EVERY = 25  # steps
-MIN_FRAMES = 16  # of a clip: the scale batch and as many again
+MIN_FRAMES = 16  # per clip: twice the scale batch
 
 
 def train(args: argparse.Namespace) -> None:
-    """Train until `--minutes` are over, or `--slice-minutes` of them in this call."""
+    """Train until `--minutes` have elapsed in total, or `--slice-minutes` in this call."""
     device = _start_process()
     torch.set_float32_matmul_precision('high')
     torch.backends.cudnn.allow_tf32 = True
@@ -54,7 +54,7 @@ def _resume(trainer: Trainer, file: Path) -> None:
         trainer.load(torch.load(file, map_location='cpu', weights_only=True))
     except (EOFError, LookupError, RuntimeError, TypeError, UnpicklingError, ValueError) as error:
         raise UserError(
-            f"'{file}' is damaged or no state of a training: start without --resume"
+            f"'{file}' is damaged or not a training state: start without --resume"
         ) from error
 
 
@@ -68,7 +68,7 @@ def _run(trainer: Trainer, args: argparse.Namespace, state_file: Path) -> None:
         stage = next(stage for stage in plan if share <= stage.until)
         losses.append(trainer.train_step(stage, learning_rate(share, trainer.step, args.peak)))
         now = time.monotonic()
-        trainer.seconds, running = _agree(
+        trainer.seconds, running = _shared_clock(
             trainer, before + now - start, min(total, before + 60 * args.slice_minutes)
         )
         if trainer.rank:
@@ -76,7 +76,7 @@ def _run(trainer: Trainer, args: argparse.Namespace, state_file: Path) -> None:
         if trainer.step % REPORT_EVERY == 0 or not running:
             pose, dense = torch.stack(losses).mean(0).tolist()
             losses.clear()
-            _say(
+            _print(
                 f'step {trainer.step}  {trainer.seconds / 60:.2f}/{args.minutes:g} min  '
                 f'{stage.frames} frames  pose {pose:.4f}  depth {dense:.4f}'
             )
@@ -85,11 +85,11 @@ def _run(trainer: Trainer, args: argparse.Namespace, state_file: Path) -> None:
             _save(trainer, args.out, state_file)
         if now - validated > VALIDATE_EVERY_S or not running:
             validated = now
-            _say(summary(trainer.validate()))
+            _print(summary(trainer.validate()))
 
 
-def _agree(trainer: Trainer, seconds: float, limit: float) -> tuple[float, bool]:
-    """Return the first process's clock and whether to go on, the same in every process."""
+def _shared_clock(trainer: Trainer, seconds: float, limit: float) -> tuple[float, bool]:
+    """Return the time of process 0 and whether to continue, equal in all processes."""
     if trainer.world > 1:
         clock = torch.tensor(seconds, device=trainer.device, dtype=torch.float64)
         distributed.broadcast(clock, 0)
@@ -100,9 +100,9 @@ def _agree(trainer: Trainer, seconds: float, limit: float) -> tuple[float, bool]
 def _save(trainer: Trainer, out: Path, state_file: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     save_file(trainer.weights(), out / 'demo.safetensors')
-    aside = state_file.with_suffix('.tmp')
-    torch.save(trainer.state(), aside)
-    aside.rename(state_file)
+    temporary = state_file.with_suffix('.tmp')
+    torch.save(trainer.state(), temporary)
+    temporary.rename(state_file)
 
 
 def _start_process() -> torch.device:
@@ -116,7 +116,7 @@ def _start_process() -> torch.device:
 
 
 def evaluate(args: argparse.Namespace) -> None:
-    """Print the errors on the fixed test set."""
+    """Print the errors on the test rooms."""
     device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     model, scores = load_model('demo', args.init, device), []
@@ -126,14 +126,14 @@ def evaluate(args: argparse.Namespace) -> None:
     rooms = evaluate_rooms(model, TEST_SEEDS, device, config)
     for seed, score in zip(TEST_SEEDS, rooms, strict=True):
         scores.append(score)
-        _say(
+        _print(
             f'room {seed}: ATE {score.ate_percent:.2f} %  rotation {score.rotation_deg:.2f} deg  '
             f'AbsRel {score.abs_rel:.3f}'
         )
-    _say(summary(scores))
+    _print(summary(scores))
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text + '\n')
     sys.stdout.flush()
 
@@ -142,28 +142,32 @@ def main() -> None:
     parser = Parser(
         prog='python3 -m lingbot_map.train', description=__doc__.strip().splitlines()[0]
     )
-    parser.add_argument('--evaluate', action='store_true', help='score weights on the test rooms')
-    parser.add_argument('--minutes', type=float, default=20.0, help='length of the whole run')
+    parser.add_argument(
+        '--evaluate', action='store_true', help='print the errors on the test rooms'
+    )
+    parser.add_argument(
+        '--minutes', type=float, default=20.0, help='duration of the whole run [min]'
+    )
     parser.add_argument(
         '--slice-minutes',
         type=float,
         default=float('inf'),
-        help='stop after so many minutes; --resume goes on',
+        help='duration of this call [min]; continue with --resume',
     )
     parser.add_argument('--out', type=Path, default=Path('results/train'))
     parser.add_argument(
         '--init',
         default='',
-        help="weights to start from; '' = random, or the packaged ones with --evaluate",
+        help="weights to start from; '' = random, with --evaluate the packaged ones",
     )
     parser.add_argument(
         '--clip-frames',
         type=int,
-        help=f'images per clip, in training {MIN_FRAMES} to {MAX_FRAMES}; by default short clips '
-        f'first, then {STAGES[-1].frames}, and {TEST_CONFIG.num_frames} with --evaluate',
+        help=f'images per clip, {MIN_FRAMES} to {MAX_FRAMES} in training; default: '
+        f'{STAGES[0].frames}, then {STAGES[-1].frames}; with --evaluate {TEST_CONFIG.num_frames}',
     )
-    parser.add_argument('--resume', action='store_true', help='go on from OUT/state.pt')
-    parser.add_argument('--peak', type=float, default=1.0, help='factor of the learning rate')
+    parser.add_argument('--resume', action='store_true', help='continue from OUT/state.pt')
+    parser.add_argument('--peak', type=float, default=1.0, help='factor on the learning rate')
     args = parser.parse_args()
     for name in ('minutes', 'slice_minutes', 'peak'):
         if not getattr(args, name) > 0:
@@ -174,11 +178,11 @@ def main() -> None:
     if args.clip_frames is not None and not MIN_FRAMES <= args.clip_frames <= most:
         parser.error(
             f'--clip-frames is {args.clip_frames}: use {MIN_FRAMES} to {MAX_FRAMES}, '
-            'with --evaluate any number above'
+            'or more with --evaluate'
         )
     try:
         if not args.evaluate:
-            args.out.mkdir(parents=True, exist_ok=True)  # before the work, and not after it
+            args.out.mkdir(parents=True, exist_ok=True)  # fail before the training
         evaluate(args) if args.evaluate else train(args)
     except (UserError, OSError) as error:
         raise SystemExit(f'lingbot_map.train: {error}') from error

@@ -1,4 +1,9 @@
-"""Whole sequences in one masked pass: the numbers of frame-by-frame streaming, with gradients."""
+"""
+Run a whole clip in one masked pass, with gradients and the same results as streaming.
+
+`visibility` builds the frame-level mask of a stream. `forward_sequence` runs the network under it,
+with `dense_attention` (any device) or `FlexAttention` (CUDA, faster).
+"""
 
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-BLOCK = 128  # tokens of a frame are padded to this, so that a block is a frame
+BLOCK = 128  # tokens per frame after padding: one block of the mask is one frame
 MAX_FRAMES = 128
 KERNEL_OPTIONS = {'BLOCK_M': 64, 'BLOCK_N': 64}  # tiles of the forward kernel
 
@@ -19,9 +24,9 @@ KERNEL_OPTIONS = {'BLOCK_M': 64, 'BLOCK_N': 64}  # tiles of the forward kernel
 @dataclass(frozen=True)
 class Visibility:
     """
-    Which frame (row) sees which frame's keys (column), boolean (S, S) (spec section 8).
+    Masks (S, S), boolean: frame (row) attends to the keys of frame (column) (spec section 8).
 
-    `index` (S,): frames kept before each frame, its temporal position.
+    `index` (S,): number of frames kept before each frame, its temporal position.
     """
 
     patches: Tensor
@@ -32,14 +37,14 @@ class Visibility:
 def visibility(
     frames: int, scale_frames: int, anchors: int, window: int, keyframe_interval: int
 ) -> Visibility:
-    """Return what streaming `frames` frames would see; `window` is at least 1."""
+    """Return the masks of a stream of `frames` frames; `window` must be at least 1."""
     number = torch.arange(frames)
     scale = number < scale_frames
     kept = scale | ((number - scale_frames) % keyframe_interval == 0)
     index = kept.cumsum(0) - kept.long()
     query, key = number[:, None], number[None]
     specials = (kept[None] & (key < query)) | (key == query)
-    # A keyframe pushes out the oldest window frame before it looks, a non-keyframe does not.
+    # A keyframe evicts the oldest frame of the window before attention; a non-keyframe does not.
     oldest = torch.where(kept, index + 1, index)[:, None] - window
     patches = specials & ((index[None] < anchors) | (index[None] >= oldest) | (key == query))
     together = scale[:, None] & scale[None]
@@ -49,7 +54,7 @@ def visibility(
 
 
 def token_mask(seen: Visibility, num_specials: int, num_patches: int) -> Tensor:
-    """Return which token sees which, boolean (S * P, S * P), frame-major."""
+    """Return the mask over tokens, boolean (S * P, S * P), frame-major."""
     tokens = num_specials + num_patches
     special = torch.arange(tokens, device=seen.patches.device) < num_specials
     by_key = torch.where(special, seen.specials[..., None], seen.patches[..., None])
@@ -60,9 +65,9 @@ def forward_sequence(
     model: GCTStream, images: Tensor, seen: Visibility, scale_frames: int, attend_tokens=None
 ) -> Outputs:
     """
-    Run clips (B, S, 3, H, W) in [0, 1] at once; returns what `GCTStream.predict` returns.
+    Run clips (B, S, 3, H, W) in [0, 1] in one pass; returns the outputs of `GCTStream.predict`.
 
-    `attend_tokens(q, k, v)` replaces dense masked attention by an equal, faster kernel.
+    `attend_tokens(q, k, v)` replaces dense masked attention by a faster kernel.
     """
     attend_tokens = attend_tokens or dense_attention(model, images, seen)
     return model.predict(
@@ -75,7 +80,7 @@ def forward_sequence(
 
 
 def dense_attention(model: GCTStream, images: Tensor, seen: Visibility):
-    """Return `attend_tokens(q, k, v)` with the mask spelled out."""
+    """Return `attend_tokens(q, k, v)` with an explicit mask over all tokens."""
     patches = images[0, 0, 0].numel() // model.patch_size**2
     mask = token_mask(seen, model.aggregator.patch_start_idx, patches)
     return partial(attend_masked, mask=mask)
@@ -83,23 +88,23 @@ def dense_attention(model: GCTStream, images: Tensor, seen: Visibility):
 
 class FlexAttention:
     """
-    Attend under a frame-level mask.
+    Masked attention with a compiled FlexAttention kernel.
 
-    The visibility table keeps its address, so that one compilation serves every mask.
+    The mask is read from a tensor at a fixed address, so one compilation serves all masks.
     """
 
     def __init__(self, model: GCTStream, device: torch.device):
         self._model = model
-        # How many of a frame's tokens, special ones first, another frame sees.
+        # (query frame, key frame) -> number of visible tokens; special tokens come first.
         self._limit = torch.zeros(MAX_FRAMES, MAX_FRAMES, dtype=torch.int32, device=device)
         self._attend = torch.compile(flex_attention, dynamic=False)
-        self._mask = _mask_of(self._limit)
+        self._mask = _mask_mod(self._limit)
 
     def bind(self, images: Tensor, seen: Visibility):
         """
         Return `attend_tokens(q, k, v)` for clips (B, S, 3, H, W) under `seen`.
 
-        :raises ValueError: more tokens per frame than a block has.
+        :raises ValueError: too many frames, or too many tokens per frame.
         """
         frames = images.shape[1]
         tokens = self._model.aggregator.patch_start_idx + (
@@ -107,11 +112,11 @@ class FlexAttention:
         )
         if tokens > BLOCK or frames > MAX_FRAMES:
             raise ValueError(
-                f'{frames} frames of {tokens} tokens: at most {MAX_FRAMES} frames of '
-                f'{BLOCK} tokens can be trained'
+                f'clips have {frames} frames of {tokens} tokens; training supports at most '
+                f'{MAX_FRAMES} frames of {BLOCK} tokens'
             )
         specials = self._model.aggregator.patch_start_idx
-        # A frame's patches are seen only together with its special tokens.
+        # Where a frame's patches are visible, its special tokens are too.
         self._limit[:frames, :frames] = torch.where(
             seen.patches, tokens, specials * seen.specials.int()
         )
@@ -136,8 +141,8 @@ class FlexAttention:
         return attend_tokens
 
 
-def _mask_of(limit: Tensor):
-    def sees(_batch, _head, query, key):
+def _mask_mod(limit: Tensor):
+    def is_visible(_batch, _head, query, key):
         return key % BLOCK < limit[query // BLOCK, key // BLOCK]
 
-    return sees
+    return is_visible

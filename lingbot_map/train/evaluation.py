@@ -1,4 +1,4 @@
-"""How well a model maps the rendered test rooms: streaming, with keyframes and eviction."""
+"""Errors of a model on rendered rooms, streamed with keyframes and eviction."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -16,17 +16,17 @@ import torch
 
 @dataclass(frozen=True)
 class RoomScore:
-    """Errors of one room, in the units of the goal that the README states."""
+    """Errors of one room, as reported in the README."""
 
-    ate_percent: float  # Sim(3)-aligned rmse of positions, share of the path
-    rotation_deg: float  # mean angle error of the pose in the first camera's frame
-    abs_rel: float  # mean relative depth error after one scale per room
+    ate_percent: float  # RMSE of positions after Sim(3) alignment, % of the path length
+    rotation_deg: float  # mean angle error of poses relative to the first camera
+    abs_rel: float  # mean relative depth error after scaling by one factor per room
 
 
 def evaluate_rooms(
     model: GCTStream, seeds, device: torch.device | str, config: RoomConfig
 ) -> Iterator[RoomScore]:
-    """Stream the rooms of `seeds` through an engine and yield each room's errors."""
+    """Stream the rooms of `seeds` through an engine; yield the errors of each."""
     engine = StreamEngine(model, StreamConfig(**DEMO_STREAM), device)
     for seed in seeds:
         clip = render_clips([seed], config, device)
@@ -38,7 +38,7 @@ def evaluate_rooms(
 
 
 def score(results: list[FrameResult], clip: Clip) -> RoomScore:
-    """Return the errors of one room's results against the rendered truth."""
+    """Return the errors of one room's results against the rendered ground truth."""
     T = np.stack([result.T_world_cam for result in results])
     T_true = clip.T_world_cam[0].double().cpu().numpy()
     depth = torch.stack([result.depth for result in results])
@@ -61,7 +61,7 @@ def score_arrays(
 
 
 def summary(scores: list[RoomScore]) -> str:
-    """Return the distribution of the scores as a table in Markdown."""
+    """Return the distribution of the scores as a Markdown table."""
     names = {
         'ate_percent': 'Sim(3) ATE [% of the path]',
         'rotation_deg': 'rotation [deg]',

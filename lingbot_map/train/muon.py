@@ -1,4 +1,4 @@
-"""An optimiser for training from nothing: Muon for matrices, Adam for everything else."""
+"""Optimisers for training from random weights: Muon for matrices, Adam for the rest."""
 
 import torch
 from torch import nn, Tensor
@@ -6,14 +6,14 @@ from torch import nn, Tensor
 # Coefficients of the quintic Newton-Schulz iteration that drives singular values towards 1.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 MOMENTUM = 0.95
-ADAM_SHARE = 0.075  # Adam's rate relative to Muon's
+ADAM_SHARE = 0.075  # learning rate of Adam relative to that of Muon
 
 
 class Muon(torch.optim.Optimizer):
     """
-    Momentum whose update is made orthogonal, over stacks of equally shaped matrices.
+    Momentum with orthogonalised updates, computed on stacks of matrices of equal shape.
 
-    A fused qkv projection counts as three matrices.
+    A fused qkv projection is treated as three matrices.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update all matrices from their gradients."""
+        """Update all matrices."""
         for group in self.param_groups:
             parameters = group['params']
             shape = parameters[0].shape
@@ -48,7 +48,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """Return (N, rows, cols) with about the same singular vectors and singular values near 1."""
+    """Return matrices (N, rows, cols) with the same singular vectors, singular values near 1."""
     x = matrices.bfloat16()
     tall = x.shape[-2] > x.shape[-1]
     if tall:
@@ -62,7 +62,7 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 
 
 def make_optimisers(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
-    """Return Muon for the matrices inside the blocks and Adam for the rest of the parameters."""
+    """Return Muon for the matrices of blocks and camera head, Adam for other parameters."""
     matrices, others = [], []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:

@@ -1,4 +1,4 @@
-"""One process's share of the training on rendered rooms: batches, updates, validation, state."""
+"""Trainer: one training process with its batches, updates, validation and state."""
 
 import dataclasses
 from dataclasses import dataclass, replace
@@ -25,22 +25,22 @@ from torch import distributed, Tensor
 
 LEARNING_RATE = 0.02
 WARM_UP_STEPS = 200
-ANNEAL_FROM = 0.45  # share of the time at which the learning rate starts to fall
+ANNEAL_FROM = 0.45  # share of the run after which the learning rate decreases
 EMA_DECAY = 0.999
 CLIP_NORM = 1.0
 DEPTH_WEIGHT = 2.0
-RENDERED_BATCHES = 2  # rendering many clips at once takes hardly longer than a few
-DEPTH_SHARE = 8  # one frame of so many has its depth trained in a step
+RENDERED_BATCHES = 2  # rendered together, which is nearly as fast as one
+DEPTH_SHARE = 8  # the depth loss uses one of this many frames per step
 VALIDATION_ROOMS = 8
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the run: short clips with long steps first, then clips as long as the test."""
+    """A part of the run, with its clip length."""
 
-    until: float  # share of the time
+    until: float  # share of the run
     frames: int
-    mean_step: tuple[float, float]  # [m]
+    mean_step: tuple[float, float]  # [m] range of a clip's mean step
     frames_per_batch: int = 768  # per GPU
 
     @property
@@ -48,24 +48,25 @@ class Stage:
         return self.frames_per_batch // self.frames
 
 
+# Short clips with large steps first, then clips as long as those of the test set.
 STAGES = (Stage(0.4, 24, (0.06, 0.2)), Stage(1.0, 64, (0.05, 0.11)))
 
 
 def stages(clip_frames: int | None) -> tuple[Stage, ...]:
-    """Return STAGES, or the last one alone, for the whole run, with clips of that length."""
+    """Return STAGES; with `clip_frames` only the last stage, with clips of that length."""
     if clip_frames is None:
         return STAGES
     return (replace(STAGES[-1], frames=clip_frames),)
 
 
 class Trainer:
-    """Model, optimisers, average weights and progress; `state` and `load` carry them over."""
+    """Model, optimisers, averaged weights and progress; see `state` and `load` to resume."""
 
     def __init__(self, model: GCTStream, device: torch.device):
         self.model, self.device = model.to(device), device
         self.model.requires_grad_(True)
-        self.model.depth_head.frames_per_chunk = 512  # throughput counts here, not memory
-        self.model.aggregator.patch_embed.mask_token.requires_grad_(False)  # never used
+        self.model.depth_head.frames_per_chunk = 512  # throughput matters here, not memory
+        self.model.aggregator.patch_embed.mask_token.requires_grad_(False)  # unused
         self.rank = distributed.get_rank() if distributed.is_initialized() else 0
         self.world = distributed.get_world_size() if distributed.is_initialized() else 1
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -76,9 +77,9 @@ class Trainer:
 
     def train_step(self, stage: Stage, rate: float) -> Tensor:
         """
-        Render clips for some batches and take two updates with each; return the mean losses.
+        Render RENDERED_BATCHES batches, do two updates with each and return the mean losses.
 
-        The second update sees the batch in a mirror and backwards.
+        The second update uses the batch mirrored and in reverse order.
         """
         number = RENDERED_BATCHES * stage.clips
         first = FIRST_TRAINING_SEED + (self.step * self.world + self.rank) * number
@@ -135,7 +136,7 @@ class Trainer:
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         if self.world > 1:
             distributed.all_reduce(flat, distributed.ReduceOp.AVG)
-        # A non-finite gradient becomes no step rather than the end of the run.
+        # Replace a non-finite gradient by zero, so that one bad batch does not end the run.
         norm = flat.norm()
         flat = torch.where(norm.isfinite(), flat * (CLIP_NORM / norm.clamp(min=CLIP_NORM)), 0)
         parts = flat.split([gradient.numel() for gradient in gradients])
@@ -152,7 +153,7 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self) -> list[RoomScore]:
-        """Return the scores of average weights on held-out rooms, by one masked pass a room."""
+        """Return the scores of the averaged weights on validation rooms, one masked pass each."""
         current = [p.detach().clone() for p in self.parameters]
         torch._foreach_copy_(self.parameters, self.average)
         clip = render_clips(VALIDATION_SEEDS[:VALIDATION_ROOMS], RoomConfig(), self.device)
@@ -177,13 +178,13 @@ class Trainer:
         return scores
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the average weights in float16, by name."""
+        """Return the averaged weights by name, in float16."""
         names = [name for name, p in self.model.named_parameters() if p.requires_grad]
         weights = self.model.state_dict() | dict(zip(names, self.average, strict=True))
         return {name: value.half().cpu().contiguous() for name, value in weights.items()}
 
     def state(self) -> dict:
-        """Return everything that a later slice needs."""
+        """Return everything that is needed to resume."""
         return {
             'model': [p.detach() for p in self.parameters],
             'average': self.average,
@@ -193,7 +194,7 @@ class Trainer:
         }
 
     def load(self, state: dict) -> None:
-        """Go on from the state of an earlier slice."""
+        """Resume from `state` of an earlier call."""
         with torch.no_grad():
             torch._foreach_copy_(self.parameters, [x.to(self.device) for x in state['model']])
             torch._foreach_copy_(self.average, [x.to(self.device) for x in state['average']])
@@ -203,7 +204,7 @@ class Trainer:
 
 
 def random_visibility(frames: int) -> tuple[Visibility, int]:
-    """Return what a randomly set stream would see, and the size of its scale batch."""
+    """Return the masks of a stream with random settings, and the size of its scale batch."""
 
     def pick(*choices: int) -> int:
         return choices[int(torch.randint(len(choices), ()))]
@@ -215,11 +216,11 @@ def random_visibility(frames: int) -> tuple[Visibility, int]:
 
 
 def mirrored_backwards(clip: Clip) -> Clip:
-    """Return the clip seen in a mirror, last frame first: another valid room and path."""
+    """Mirror the clip and reverse its frames; the result is another valid room and path."""
     flip = torch.diag(torch.tensor([-1.0, 1, 1, 1], device=clip.rgb.device))
 
     def mirror(image: Tensor) -> Tensor:
-        # cx = W / 2 sends pixel u to W - u, so column 0 has no source and repeats its neighbour.
+        # With cx = W / 2, pixel u maps to W - u: column 0 has no source and repeats column 1.
         flipped = image.flip(1, -1)
         return torch.cat((flipped[..., :1], flipped[..., :-1]), -1)
 
@@ -232,13 +233,13 @@ def mirrored_backwards(clip: Clip) -> Clip:
 
 
 def learning_rate(share: float, step: int, peak: float) -> float:
-    """Return the learning rate relative to LEARNING_RATE after a share of the time."""
+    """Return the factor on LEARNING_RATE after a share of the run."""
     fall = min(1.0, (1 - share) / (1 - ANNEAL_FROM))
     return peak * min(1.0, (step + 1) / WARM_UP_STEPS) * max(fall, 0.01)
 
 
 def initialise(model: GCTStream) -> None:
-    """Set start values under which deep residual stacks train well."""
+    """Initialise for training: smaller residual branches, and a plausible initial pose."""
     depth = 2 * len(model.aggregator.global_blocks)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -250,7 +251,7 @@ def initialise(model: GCTStream) -> None:
 
 
 def _attention_factory(model: GCTStream, device: torch.device):
-    """Return `factory(images, seen)` that makes the attention of a batch; compiled on CUDA."""
+    """Return a function of (images, seen) that returns `attend_tokens`; compile on CUDA."""
     if device.type != 'cuda':
         return partial(dense_attention, model)
     for block in (*model.aggregator.patch_embed.blocks, *model.aggregator.frame_blocks):

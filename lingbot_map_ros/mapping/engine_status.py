@@ -18,7 +18,7 @@ class Progress:
     window: int = 0
     last_scale_step: float = 1.0
     last_residual: float = 0.0
-    standing: bool = False
+    is_static: bool = False
     gated_frames: int = 0
 
     @classmethod

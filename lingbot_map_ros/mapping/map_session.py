@@ -74,7 +74,7 @@ class MapSession(PublishedMap):
         """Return the state of a map whose images are being processed."""
         if self.is_initialized:
             return State.TRACKING if self._estimator is None else State.WAITING_FOR_SCALE
-        return State.WAITING_FOR_MOTION if self.progress.standing else State.INITIALIZING
+        return State.WAITING_FOR_MOTION if self.progress.is_static else State.INITIALIZING
 
     @property
     def scale_status(self) -> str:

@@ -284,7 +284,7 @@ class Worker:
         if engine.sequence != sequence:
             self._follow_engine(frame)
         self._session.trouble = ''
-        if engine.standing and not results:
+        if engine.is_static and not results:
             self._drop_static(frame)
         self._deliver(results)
 

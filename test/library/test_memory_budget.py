@@ -102,7 +102,7 @@ def test_the_next_window_holds_what_is_counted():
     for value in range(7):
         engine.push(np.full((42, 56, 3), value, np.uint8))
     following = engine._next
-    depths = [part['depth'] for part in (*following._serving, *following._next)]
+    depths = [part['depth'] for part in (*following._current, *following._next)]
     of_three = sum(depth.nbytes for depth in depths)  # the fourth frame closes the window
     images = 2 * 3 * 42 * 56  # a scale batch that waits for its last frame
     counted = predict(engine._model, config, 42, 56).next_window - following.memory.nbytes

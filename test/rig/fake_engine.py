@@ -34,7 +34,7 @@ class FakeEngine:
         self.max_keyframes = params.max_keyframes
         self.width = params.image_width or 56
         self.window, self.last_scale_step, self.last_residual = 0, 1.0, 0.0
-        self.standing, self.gated_frames = False, 0
+        self.is_static, self.gated_frames = False, 0
         self.warmed: list[tuple[int, int]] = []
         self.pushed = self.resets = 0
         self.pictures = deque(maxlen=50)  # the newest, as the network would see them

@@ -39,7 +39,7 @@ def test_prints_the_figures_and_writes_them(capsys, tmp_path, weights):
     assert out.startswith('python3 -m lingbot_map.benchmark --model tiny')
     assert f'tiny model, {weights} weights, 84x56' in out
     for name in ('host memory to READY', 'scale batch of 2', '7 later frames', 'p99',
-                 'those 5 with a full window', 'around 90 %', 'compilations since READY',
+                 '5 with a full window', 'around 90 %', 'compilations since READY',
                  'upload and resize of 1280x853', 'cloud of 4704 points'):  # fmt: skip
         assert name in out, name
     written = json.loads(file.read_text())

@@ -63,5 +63,5 @@ def test_slopes_are_those_of_the_parts_with_a_full_window():
 def test_too_few_frames_have_no_slope(capsys):
     assert main([*SMALL, '--soak', '7']) == 0
     out = capsys.readouterr().out
-    assert 'too few frames with a full window to tell slopes' in out
+    assert 'too few frames with a full window to compute slopes' in out
     assert [line.split()[0] for line in out.splitlines()[-7:-2]] == ['2', '3', '4', '5', '6']

@@ -47,7 +47,7 @@ def test_the_scale_batch_waits_for_motion(model):
     for tag, rgb in enumerate(walk([0, 0, 0, 1, 1, 2])):
         results = engine.push(rgb, tag)
         counts.append(len(results))
-        standing.append(engine.standing)
+        standing.append(engine.is_static)
         waiting.append(engine.waiting)
     assert counts == [0, 0, 0, 0, 0, 3]
     assert standing == [False, True, True, False, True, False]
@@ -106,11 +106,11 @@ def test_a_camera_that_creeps_fills_the_batch_and_becomes_keyframes(model):
 def test_reset_and_flush_let_the_next_image_pass(model):
     engine = new_engine(model)
     images = walk([0] * 6)
-    assert run(engine, images[:2]) == [] and engine.waiting == 1 and engine.standing
+    assert run(engine, images[:2]) == [] and engine.waiting == 1 and engine.is_static
     engine.reset()
-    assert not engine.standing
+    assert not engine.is_static
     assert run(engine, images[2:4]) == [] and engine.waiting == 1
-    assert len(engine.flush()) == 1 and not engine.standing
+    assert len(engine.flush()) == 1 and not engine.is_static
     results = run(engine, images[4:])
     assert [result.is_keyframe for result in results] == [True, False]
     engine.reset()
@@ -123,7 +123,7 @@ def test_what_begins_a_new_sequence_at_the_limit_is_its_first_image(model):
     assert [result.is_keyframe for result in results] == [True] * 4 + [False] * 2
     sequence = engine.sequence
     assert run(engine, walk([4, 4])) == []
-    assert engine.sequence == sequence + 1 and engine.waiting == 1 and engine.standing
+    assert engine.sequence == sequence + 1 and engine.waiting == 1 and engine.is_static
 
 
 def test_the_window_rolls_over_while_the_camera_moves_only(model):
@@ -140,15 +140,15 @@ def test_the_window_rolls_over_while_the_camera_moves_only(model):
 def test_images_of_another_size_begin_anew(model):
     engine = new_engine(model)
     run(engine, walk([0, 0]))
-    assert engine.standing
-    assert engine.push(walk([0])[0][:42]) == [] and not engine.standing and engine.waiting == 1
+    assert engine.is_static
+    assert engine.push(walk([0])[0][:42]) == [] and not engine.is_static and engine.waiting == 1
 
 
 def test_it_is_off_by_default(model):
     engine = StreamEngine(model, StreamConfig(num_scale_frames=3, image_width=84))
     results = run(engine, walk([0] * 5, sigma=0.0))
     assert all(result.is_keyframe for result in results) and len(results) == 5
-    assert not engine.standing
+    assert not engine.is_static
 
 
 @pytest.mark.parametrize('threshold', [0.0, -1.0, float('nan')])

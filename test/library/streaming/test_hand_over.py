@@ -1,4 +1,4 @@
-"""When the next window takes over, and that rehearsing it leaves no trace."""
+"""When the next window takes over, and that its warm-up leaves no trace."""
 
 import logging
 
@@ -35,7 +35,7 @@ def test_the_frame_after_the_full_memory_takes_over(interval, overlap, extra, ca
     assert (engine.window, engine.keyframes) == (1, 12 + kept)
     assert engine.held_keyframes == overlap + kept
     results += run(engine, [last + 2])
-    assert [m.split(' goes')[0] for m in caplog.messages] == ['window 1']
+    assert [m.split(' continues')[0] for m in caplog.messages] == ['window 1']
     assert_true(results, model.moves[first])
 
 
@@ -72,7 +72,7 @@ def say_nothing(index, outputs, window):
 
 
 @pytest.mark.parametrize('spoil', [lambda *_: None, say_nothing], ids=['truth', 'nonsense'])
-@pytest.mark.parametrize('mode', ['off', 'default'])  # 'default' rehearses until frames go
+@pytest.mark.parametrize('mode', ['off', 'default'])  # 'default' warms up until frames are evicted
 @pytest.mark.parametrize(
     'settings',
     [
@@ -93,12 +93,12 @@ def test_a_warm_up_tells_nothing_and_leaves_nothing(settings, mode, spoil, caplo
     assert not caplog.records and not taken_over
     assert (engine.window, engine.last_scale_step, engine.last_residual) == (0, 1, 0)
     assert engine.frames == engine.waiting == engine.keyframes == engine.held_keyframes == 0
-    assert engine.gated_frames == 0 and not engine.standing and engine.keyframe_interval == 2
+    assert engine.gated_frames == 0 and not engine.is_static and engine.keyframe_interval == 2
     assert engine._memory.kept == engine._next.memory.kept == 0
     assert not engine._next.complete
 
 
-def test_a_warm_up_rehearses_a_whole_overlap_and_its_alignment(monkeypatch):
+def test_a_warm_up_runs_a_whole_overlap_and_its_alignment(monkeypatch):
     model, join, joined = FakeModel(), NextWindow.join, []
 
     def listen(self, move):

@@ -68,7 +68,7 @@ def test_five_roll_overs_keep_the_map_frame(settings, caplog):
     assert steps == pytest.approx(expected, rel=1e-4)
     assert engine.keyframes == sum(result.is_keyframe for result in results)
     announced = [r.getMessage() for r in caplog.records if r.levelno == logging.INFO]
-    assert len(announced) == 5 and announced[-1].startswith('window 5 goes on from')
+    assert len(announced) == 5 and announced[-1].startswith('window 5 continues from')
 
 
 def test_the_keyframes_are_those_of_a_memory_without_limit():

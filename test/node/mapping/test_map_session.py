@@ -42,7 +42,7 @@ def place(session, frame, result):
 def test_a_map_initializes_then_tracks():
     fresh = session()
     assert (fresh.state, fresh.is_initialized, fresh.trouble) == (State.INITIALIZING, False, '')
-    fresh.progress = Progress(standing=True)
+    fresh.progress = Progress(is_static=True)
     assert fresh.state is State.WAITING_FOR_MOTION
     fresh.note_delivered()  # of images that gave no pose
     assert (fresh.state, fresh.initialized_s) == (State.WAITING_FOR_MOTION, float('inf'))
