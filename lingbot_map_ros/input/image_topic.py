@@ -9,6 +9,7 @@ import time
 
 from lingbot_map_ros.parameter_spec import ParameterError
 from lingbot_map_ros.parameters import NodeParams
+from lingbot_map_ros.rclpy_fixes import parameter_overrides
 from rclpy.callback_groups import CallbackGroup
 from rclpy.event_handler import SubscriptionEventCallbacks
 from rclpy.node import Node
@@ -133,7 +134,7 @@ class ImageTopic:
 
 def _check_overrides(node: Node, prefix: str) -> None:
     """Raise ParameterError for a QoS override that rclpy would fail on, or take and fail later."""
-    for name, parameter in node._parameter_overrides.items():
+    for name, parameter in parameter_overrides(node).items():
         policy, value = name.removeprefix(prefix + '.'), parameter.value
         choices = _QOS_POLICIES.get(policy, ())
         if choices and value not in choices:
