@@ -92,11 +92,11 @@ class BagSource(Source):
 def reading(path: Path):
     """Open a bag; whatever is broken in it comes out as one SourceError."""
     try:
-        import apsw
         from rosbags.highlevel import AnyReader, AnyReaderError
         from rosbags.rosbag1 import ReaderError as Ros1ReaderError
         from rosbags.rosbag2 import ReaderError as Ros2ReaderError
         from rosbags.rosbag2.reader import zstd
+        from rosbags.rosbag2.storage_sqlite3 import apsw
         from rosbags.typesys import get_typestore, Stores
     except ImportError as error:
         raise SourceError(
