@@ -23,7 +23,10 @@ from lingbot_map.streaming.budget import (
     MemoryLimitError,
     predict,
 )
+from lingbot_map.streaming.compiling import Device, resolve
 import torch
+
+_GPU = Device('cuda', capability=(8, 0))  # the memory does not depend on which
 
 
 def report(budget: MemoryBudget) -> str:
@@ -54,8 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             on_limit=args.on_limit,
             overlap_keyframes=args.overlap_keyframes,
         )
-        mode = _compile_mode(args.compile_mode, args.dtype)
-        model = blank_model(args.model, getattr(torch, args.dtype), args.heads_dtype, mode)
+        dtype = getattr(torch, args.dtype)
+        mode = resolve(args.compile_mode, 'auto', _GPU, dtype).compile_mode
+        model = blank_model(args.model, dtype, args.heads_dtype, mode)
         sys.stdout.write(report(predict(model, config, height, width)))
         limit = memory_limit(args.gpu_memory_limit, torch.device('cpu'))
         check_memory(model, config, height, width, limit)
@@ -66,13 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f'error: {error}\n')
         return 2
     return 0
-
-
-def _compile_mode(name: str, dtype: str) -> str:
-    """Return what 'auto' is on a GPU."""
-    if name == 'auto':
-        return 'off' if dtype == 'float32' else 'cuda-graph'
-    return name
 
 
 def _parser() -> Parser:

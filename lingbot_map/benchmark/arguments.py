@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 import os
 from pathlib import Path
 import tempfile
@@ -16,7 +16,6 @@ from lingbot_map.config import (
     HEADS_DTYPES,
     MODEL_PRESETS,
 )
-from lingbot_map.streaming.compiling import resolve_mode
 import torch
 
 SWEEP_FRAMES = (100, 300, 1000, 3000)
@@ -209,7 +208,7 @@ def _problem_of_stream(args: argparse.Namespace) -> str:
         setup = setup_of(args)
         setup.stream_config()
         for mode in args.compare or [setup.compile_mode]:
-            resolve_mode(mode, setup.attention_backend, setup.device, setup.trunk_dtype)
+            replace(setup, compile_mode=mode).execution()
     except ValueError as error:
         return str(error)
     return ''

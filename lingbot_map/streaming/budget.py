@@ -94,7 +94,7 @@ def blank_model(
     """
     Return the preset `name` without any memory behind its weights, to be asked for sizes only.
 
-    `heads_dtype` is one of config.HEADS_DTYPES, `compile_mode` as `compiling.resolve_mode` says.
+    `heads_dtype` is one of config.HEADS_DTYPES, `compile_mode` as `compiling.resolve` says.
     """
     with torch.device('meta'):
         model = GCTStream.from_config(MODEL_PRESETS[name])

@@ -9,7 +9,7 @@ from lingbot_map.models.gct_stream import GCTStream, Outputs
 from lingbot_map.models.keyframes import keyframes_for
 from lingbot_map.models.memory import StreamLimitError, StreamMemory
 from lingbot_map.models.windows import Similarity
-from lingbot_map.streaming.compiling import RING_BACKENDS, settle, uses_graph_trees
+from lingbot_map.streaming.compiling import RING_BACKENDS, uses_graph_trees, warm_up
 from lingbot_map.streaming.frame import Frame, FrameResult, results_of
 from lingbot_map.streaming.motion_gate import MotionGate
 from lingbot_map.streaming.preprocess import crop_map, PixelMap
@@ -145,7 +145,7 @@ class StreamEngine:
         frame = Frame.noise(mapping, self._device)
         size, self._network_size = self._network_size, None  # a failure leaves no size warm
         try:
-            settle(self._model, lambda: self._rehearse(frame))
+            warm_up(self._model, lambda: self._rehearse(frame))
             for runner in self._runners():
                 runner.settle()
             self._network_size = size

@@ -10,7 +10,13 @@ from lingbot_map.streaming.checkpoint import (
     PACKAGED_MODEL,
     set_heads_dtype,
 )
-from lingbot_map.streaming.compiling import compile_model, resolve_mode, use_compile_cache
+from lingbot_map.streaming.compiling import (
+    compile_model,
+    Device,
+    Execution,
+    resolve,
+    use_compile_cache,
+)
 from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map_ros.parameter_spec import ParameterError
 from lingbot_map_ros.parameters import NodeParams
@@ -29,13 +35,11 @@ def load_engine(params: NodeParams) -> StreamEngine:
     device = choose_device(params.device)
     dtype = default_dtype(device) if params.dtype == 'auto' else getattr(torch, params.dtype)
     use_compile_cache(params.compile_cache_dir)
-    config = _settled_config(params, device, dtype)
+    execution = _execution(params, device, dtype)
+    config = _settled_config(params, device, dtype, execution)
     model = load_model(params.model, params.checkpoint, device, dtype)
     set_heads_dtype(model, params.heads_dtype)
-    try:
-        compile_model(model, params.compile_mode, params.attention_backend)
-    except ValueError as error:
-        raise ParameterError(f'parameter {error}') from None
+    compile_model(model, execution)
 
     def check(height: int, width: int) -> None:
         limit = memory_limit(params.gpu_memory_limit, device)
@@ -44,14 +48,19 @@ def load_engine(params: NodeParams) -> StreamEngine:
     return StreamEngine(model, config, device, check)
 
 
-def _settled_config(params: NodeParams, device: torch.device, dtype: torch.dtype) -> StreamConfig:
-    """Return the settings of the stream, shrunk if they have to be and may be."""
+def _execution(params: NodeParams, device: torch.device, dtype: torch.dtype) -> Execution:
     try:
-        mode = resolve_mode(params.compile_mode, params.attention_backend, device, dtype)
+        return resolve(params.compile_mode, params.attention_backend, Device.of(device), dtype)
     except ValueError as error:
         raise ParameterError(f'parameter {error}') from None
+
+
+def _settled_config(
+    params: NodeParams, device: torch.device, dtype: torch.dtype, execution: Execution
+) -> StreamConfig:
+    """Return the settings of the stream, shrunk if they have to be and may be."""
     return settle(
-        blank_model(params.model, dtype, params.heads_dtype, mode),
+        blank_model(params.model, dtype, params.heads_dtype, execution.compile_mode),
         stream_config(params),
         *usual_image_size(params),
         memory_limit(params.gpu_memory_limit, device),

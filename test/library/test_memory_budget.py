@@ -24,7 +24,7 @@ from lingbot_map.streaming.budget import (
     settle,
 )
 from lingbot_map.streaming.checkpoint import load_model, set_heads_dtype, set_trunk_dtype
-from lingbot_map.streaming.compiling import compile_model
+from lingbot_map.streaming.compiling import compile_model, resolve_for
 from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map.streaming.roll_over import NextWindow
 from lingbot_map_ros.parameters import NodeParams
@@ -381,7 +381,7 @@ def test_the_peak_on_a_gpu_is_as_predicted(height, window, mode):
     before = torch.cuda.memory_allocated()
     model = load_model('full', 'random', 'cuda', torch.bfloat16)
     set_heads_dtype(model, 'tf32')
-    compile_model(model, mode)
+    compile_model(model, resolve_for(model, mode))
     config = StreamConfig(sliding_window=window)
     torch.cuda.reset_peak_memory_stats()
     engine = StreamEngine(model, config, 'cuda')
