@@ -1,4 +1,4 @@
-"""What rclpy lacks. Private names of rclpy are used in this file only."""
+"""Fixes for rclpy; the only file that uses private names of rclpy."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _POLL_S = 0.01
 
 class NodeExecutor(MultiThreadedExecutor):
     """
-    Two threads, and a processor that is not kept busy while a message waits for one of them.
+    An executor with two threads that does not spin while a message waits for a free thread.
 
-    With Fast DDS the events of a subscription (messages lost, QoS that does not fit) share one
-    condition with its messages. While a message waits to be taken, a wait for the events returns
-    at once, again and again, which keeps the very thread from running that would take it: at
-    random, a node gets a tenth of its images. So events are waited for together with messages
-    only.
+    With Fast DDS the events of a subscription (lost messages, incompatible QoS) and its messages
+    share one condition. While a message waits to be taken, each wait for the events returns at
+    once. This busy loop starves the thread that should take the message, and the node randomly
+    receives only a tenth of its images. So this executor waits for events only together with
+    messages.
     """
 
     def __init__(self):
@@ -38,7 +38,7 @@ class NodeExecutor(MultiThreadedExecutor):
         )
 
     def can_execute(self, entity) -> bool:
-        """Tell whether to wait for `entity` now, a part of a node that is spun."""
+        """Return whether to wait now for `entity`, a part of a spinning node."""
         if not super().can_execute(entity):
             return False
         if not isinstance(entity, EventHandler):
@@ -91,15 +91,15 @@ class NodeExecutor(MultiThreadedExecutor):
 
 
 def parameter_overrides(node: Node) -> dict[str, Parameter]:
-    """Return the parameters that `node` was started with, also those not declared yet."""
+    """Return the parameter values that `node` was started with, declared or not."""
     return node._parameter_overrides
 
 
 def answer_bad_transitions(node: LifecycleNodeMixin) -> None:
     """
-    Answer a transition that is not possible now with success=False.
+    Answer a request for a transition that is not possible now with success=False.
 
-    rclpy 7.1 raises in the service callback instead: the caller never hears, the executor dies.
+    rclpy 7.1 raises in the service callback: the caller gets no response and the executor ends.
     """
     service = node._service_change_state
     change_state = service.callback

@@ -15,16 +15,17 @@ import torch
 from torch import nn
 
 LOGGER = logging.getLogger(__name__)
-# Backends whose kernels read positions on the device, as a captured graph needs it.
+# Backends whose kernels read positions on the device, which a captured graph requires.
 RING_BACKENDS = ('cudnn', 'flash', 'triton')
-_GRAPH_TREES = ('reduce-overhead', 'max-autotune')  # torch captures every unit by itself
+_GRAPH_TREES = ('reduce-overhead', 'max-autotune')  # torch captures each compiled unit
 _STEP_DOWN = {
     'cuda-graph': 'default',
     'max-autotune': 'default',
     'reduce-overhead': 'default',
     'default': 'off',
 }
-# Each combination of block width, encoding and frames is a variant of the same few functions.
+# Limit for recompilations: each combination of block width, encoding and number of frames is a
+# variant of the same few functions.
 _VARIANTS = 64
 _NO_GRAPH_TREES = (
     "expandable_segments in PYTORCH_ALLOC_CONF excludes torch's CUDA graphs: unset it"
@@ -32,18 +33,18 @@ _NO_GRAPH_TREES = (
 
 _captures = 0
 _VARIABLES = ('TORCHINDUCTOR_CACHE_DIR', 'TRITON_CACHE_DIR')
-_replaced: dict[str, str | None] = {}  # what these were before
+_replaced: dict[str, str | None] = {}  # their values before `use_compile_cache`
 
 
 @dataclass(frozen=True)
 class Device:
-    """What decides how a model runs on a device, which need not be in this machine."""
+    """The properties of a device, in this machine or another, that decide how a model runs."""
 
     type: str  # 'cuda' or 'cpu'
     capability: tuple[int, int] = (0, 0)  # of CUDA
     name: str = ''
     has_triton: bool = True
-    expandable_segments: bool = False  # set for torch's allocator, excludes its CUDA graph trees
+    expandable_segments: bool = False  # in PYTORCH_ALLOC_CONF; excludes torch's CUDA graph trees
 
     @classmethod
     def of(cls, device: torch.device) -> 'Device':
@@ -57,21 +58,21 @@ class Device:
 
 @dataclass(frozen=True)
 class Execution:
-    """How a model runs; nothing is 'auto'."""
+    """Resolved names of compile mode and attention backend: neither is 'auto'."""
 
     compile_mode: str
     attention_backend: str
-    # Why it is not what was asked for.
+    # Each names what was asked for and is not possible, and the reason.
     warnings: tuple[str, ...] = field(default=(), compare=False)
 
 
 def resolve(mode: str, backend: str, device: Device, dtype: torch.dtype) -> Execution:
     """
-    Return how a model with a trunk of `dtype` runs on `device`.
+    Return compile mode and attention backend for a trunk of `dtype` on `device`.
 
-    `mode` and `backend` are names of config.COMPILE_MODES and ATTENTION_BACKENDS; 'auto' follows
-    device and precision, never a measurement. What cannot be compiled or captured runs in the next
-    slower mode, with a warning.
+    `mode` and `backend` are names of config.COMPILE_MODES and ATTENTION_BACKENDS; 'auto' depends
+    on device and precision, never on a measurement. If something cannot be compiled or captured,
+    the result is the next slower mode, with a warning.
 
     :raises ValueError: names that are unknown or contradict each other, or need another device.
     """
@@ -93,7 +94,7 @@ def resolve(mode: str, backend: str, device: Device, dtype: torch.dtype) -> Exec
 
 
 def resolve_for(model, mode: str = 'auto', backend: str = 'auto') -> Execution:
-    """Return what `resolve` does for the device and the precision of `model`."""
+    """Return the result of `resolve` for the device and precision of `model`."""
     device = Device.of(model.aggregator.camera_token.device)
     return resolve(mode, backend, device, model.aggregator.dtype)
 
@@ -139,7 +140,7 @@ def _flashinfer_obstacle(device: Device, dtype: torch.dtype) -> str:
 
 
 def _auto_mode(backend: str, device: Device, dtype: torch.dtype) -> str:
-    """Return the fastest mode that chooses nothing by timing."""
+    """Return the fastest mode that does not choose kernels by timing."""
     if device.type != 'cuda' or dtype == torch.float32 or not device.has_triton:
         return 'off'
     return 'cuda-graph' if backend == 'auto' or backend in RING_BACKENDS else 'reduce-overhead'
@@ -156,7 +157,7 @@ def _auto_backend(mode: str, device: Device, dtype: torch.dtype) -> str:
 
 
 def _possible(asked: Execution, device: Device) -> tuple[Execution, str]:
-    """Return the fastest execution that is possible in place of `asked`, and the reason."""
+    """Return `asked`, or the fastest possible replacement with the reason for it."""
     mode, backend, reasons = asked.compile_mode, asked.attention_backend, []
     on_ring = backend in RING_BACKENDS
     if device.type == 'cuda' and not device.has_triton and (mode != 'off' or on_ring):
@@ -181,9 +182,9 @@ def _going_on(before: Execution, reason: str, after: Execution) -> str:
 
 def compile_model(model, execution: Execution) -> None:
     """
-    Have `model` run as `resolve` says, and log its warnings; code is compiled at its first use.
+    Apply `execution` to `model` and log its warnings; code is compiled at its first use.
 
-    `model.compile_mode` and `model.attention_backend` name it. State-dict keys do not change.
+    Sets `model.compile_mode` and `model.attention_backend`. State-dict keys do not change.
     """
     for warning in execution.warnings:
         LOGGER.warning('%s', warning)
@@ -199,12 +200,12 @@ def compile_model(model, execution: Execution) -> None:
 
 
 def warm_up(model, run: Callable[[], None]) -> None:
-    """Call `run`, which uses every path; if that fails, again in a slower mode, with a warning."""
+    """Call `run`, which uses every path; if it fails, repeat in a slower mode with a warning."""
     while True:
         try:
             run()
             return
-        # Of a compiler, a kernel, a capture, or for want of memory.
+        # From a compiler, a kernel, a capture, or because memory is full.
         except _failures() as error:
             slower = _step_down(model)
             if slower is None:
@@ -221,36 +222,36 @@ def _step_down(model) -> Execution | None:
     if backend == 'flashinfer':
         return resolve_for(model, mode, 'auto')
     slower = _STEP_DOWN.get(mode)
-    if slower is None:  # the kernels of the other backends need a compiler, too
+    if slower is None:  # backends other than sdpa need a compiler even in mode off
         return None if backend == 'sdpa' else Execution('off', 'sdpa')
     return Execution(slower, 'sdpa' if slower == 'off' else backend)
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """Return what compilers and devices raise; Triton has exceptions of its own."""
+    """Return the exceptions that compilers and devices raise; Triton has its own base class."""
     known = (RuntimeError, OSError, SubprocessError)
     if not _has_triton():
         return known
-    from triton.errors import TritonError  # comes with torch on most platforms only
+    from triton.errors import TritonError  # torch brings it on most platforms, not on all
 
     return (*known, TritonError)
 
 
 def compilations() -> int:
-    """Return how many graphs this process has compiled or captured so far."""
+    """Return the number of graphs compiled or captured so far in this process."""
     dynamo = sys.modules.get('torch._dynamo.utils')
     compiled = dynamo.counters['stats']['unique_graphs'] if dynamo else 0
     return compiled + _captures
 
 
 def count_capture() -> None:
-    """Note that a CUDA graph was captured."""
+    """Count a captured CUDA graph."""
     global _captures
     _captures += 1
 
 
 def uses_graph_trees(model) -> bool:
-    """Return whether torch keeps CUDA graphs of its own, whose outputs live for one step."""
+    """Return whether torch captures CUDA graphs itself; their outputs are valid for one step."""
     return model.compile_mode in _GRAPH_TREES
 
 
@@ -273,12 +274,12 @@ def _inductor_mode(mode: str) -> str:
 def _options(mode: str) -> dict[str, object]:
     options = torch._inductor.list_mode_options(mode)
     if 'max_autotune' not in options:
-        options |= {'deterministic': True}  # no choice by timing: the same bytes in every run
+        options |= {'deterministic': True}  # no choice by timing: every run gives the same bytes
     return options
 
 
 def _compile_units(model, mode: str) -> None:
-    """Compile what spec section 16 lists; attention and cache writes stay eager."""
+    """Compile the units of spec section 16; attention and cache writes stay eager."""
     options = _options(mode)
     trunk = model.aggregator
     for block in (*getattr(trunk.patch_embed, 'blocks', ()), *trunk.frame_blocks):
@@ -290,14 +291,14 @@ def _compile_units(model, mode: str) -> None:
 
 
 def _compile_for_capture(model) -> None:
-    """Compile all that lies between the attention kernels, for use inside a captured graph."""
+    """Compile everything between the attention kernels, for use inside a captured graph."""
     options = _options('default')
     for block in _blocks(model):
         for unit in ('attn_pre', 'attn_post'):
             compiled = torch.compile(getattr(block, unit), dynamic=False, options=options)
             setattr(block, unit, compiled)
     for head in _dense_heads(model):
-        head.frames_per_chunk = 1  # the same code, and less memory, for one frame and for many
+        head.frames_per_chunk = 1  # one code for any number of frames, and less memory
         head.decode = torch.compile(head.decode, dynamic=False, options=options)
 
 
@@ -327,19 +328,19 @@ def _dense_heads(model) -> list[nn.Module]:
 
 
 class CompileCacheError(ValueError):
-    """A folder that cannot be used; the message says why."""
+    """The folder for compiled code cannot be used; the message gives the reason."""
 
 
 def use_compile_cache(folder: str) -> None:
     """
-    Keep compiled code in `folder`, made if missing, instead of torch's temporary one; '' does not.
+    Keep compiled code in `folder`, created if missing; '' restores the default folder of torch.
 
-    To be called before the first compilation.
+    Call it before the first compilation.
 
-    :raises CompileCacheError: the folder cannot be made or written.
+    :raises CompileCacheError: the folder cannot be created or written.
     """
     if not folder:
-        for name in list(_replaced):  # by a folder that was named earlier
+        for name in list(_replaced):
             _set(name, _replaced.pop(name))
         return
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lingbot_map.config import StreamConfig
-from lingbot_map.streaming.budget import blank_model, check_memory, memory_limit, settle
+from lingbot_map.streaming.budget import apply_limit, blank_model, check_memory, memory_limit
 from lingbot_map.streaming.checkpoint import (
     default_dtype,
     load_model,
@@ -59,7 +59,7 @@ def _settled_config(
     params: NodeParams, device: torch.device, dtype: torch.dtype, execution: Execution
 ) -> StreamConfig:
     """Return the settings of the stream, shrunk if they have to be and may be."""
-    return settle(
+    return apply_limit(
         blank_model(params.model, dtype, params.heads_dtype, execution.compile_mode),
         stream_config(params),
         *usual_image_size(params),
