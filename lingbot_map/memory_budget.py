@@ -25,6 +25,7 @@ from lingbot_map.streaming.budget import (
     MemoryLimitError,
     predict,
 )
+from lingbot_map.streaming.compiling import Device, resolve
 import torch
 
 _SETTINGS = (
@@ -50,6 +51,7 @@ _HERE = {  # what differs from the node: there is no device
     'compile_mode': {'description': 'How the network runs. auto: as on a GPU.'},
     'gpu_memory_limit': {'description': 'Memory that must suffice. 0: no limit.'},
 }
+_GPU = Device('cuda', capability=(8, 0))  # the memory does not depend on which
 
 
 def report(budget: MemoryBudget) -> str:
@@ -72,8 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = stream_config(settings)
         width = config.image_width
         height = args.image_height or width * 3 // 4
-        mode = _compile_mode(settings.compile_mode, settings.dtype)
         dtype = getattr(torch, settings.dtype)
+        mode = resolve(settings.compile_mode, 'auto', _GPU, dtype).compile_mode
         model = blank_model(settings.model, dtype, settings.heads_dtype, mode)
         sys.stdout.write(report(predict(model, config, height, width)))
         limit = memory_limit(settings.gpu_memory_limit, torch.device('cpu'))
@@ -85,13 +87,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f'error: {error}\n')
         return 2
     return 0
-
-
-def _compile_mode(name: str, dtype: str) -> str:
-    """Return what 'auto' is on a GPU."""
-    if name == 'auto':
-        return 'off' if dtype == 'float32' else 'cuda-graph'
-    return name
 
 
 def _parser() -> Parser:

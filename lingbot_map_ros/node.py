@@ -25,7 +25,7 @@ from lingbot_map_ros.parameters import (
     read_params,
     refusals,
 )
-from lingbot_map_ros.rclpy_fixes import answer_bad_transitions
+from lingbot_map_ros.rclpy_fixes import answer_bad_transitions, parameter_overrides
 from lingbot_map_ros.services import Services
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
@@ -106,7 +106,7 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
         return self.pipeline is None or self.pipeline.close(timeout_s)
 
     def _declare_parameters(self) -> None:
-        overrides = {name: p.value for name, p in self._parameter_overrides.items()}
+        overrides = {name: p.value for name, p in parameter_overrides(self).items()}
         for warning in check_overrides(overrides):
             self.get_logger().warning(warning)
         declare_params(self)

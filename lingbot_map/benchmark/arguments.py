@@ -14,7 +14,6 @@ from lingbot_map.config import (
 )
 from lingbot_map.errors import UserError
 from lingbot_map.settings import add_flag, flag, NetworkSettings, specs_of, StreamConfig
-from lingbot_map.streaming.compiling import resolve_mode
 import torch
 
 SWEEP_FRAMES = (100, 300, 1000, 3000)
@@ -212,7 +211,7 @@ def _problem_of_stream(args: argparse.Namespace) -> str:
         setup = setup_of(args)
         setup.stream_config()
         for mode in args.compare or [setup.compile_mode]:
-            resolve_mode(mode, setup.attention_backend, setup.device, setup.trunk_dtype)
+            replace(setup, compile_mode=mode).execution()
     except UserError as error:
         return str(error)
     return ''

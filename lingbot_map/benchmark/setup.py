@@ -14,6 +14,7 @@ from lingbot_map.benchmark.recipe import fill_model
 from lingbot_map.config import MODEL_PRESETS
 from lingbot_map.models.gct_stream import GCTStream
 from lingbot_map.settings import StreamConfig
+from lingbot_map.streaming import compiling
 from lingbot_map.streaming.checkpoint import (
     default_dtype,
     load_model,
@@ -23,7 +24,7 @@ from lingbot_map.streaming.checkpoint import (
     set_heads_dtype,
     set_trunk_dtype,
 )
-from lingbot_map.streaming.compiling import compile_model
+from lingbot_map.streaming.compiling import compile_model, Device, Execution
 from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map.synthetic.rendering import render_clips
 from lingbot_map.synthetic.rooms import RoomConfig
@@ -61,6 +62,12 @@ class Setup:
         if self.dtype == 'auto':
             return default_dtype(self.device)
         return getattr(torch, self.dtype)
+
+    def execution(self) -> Execution:
+        """Return how the model runs; UserError: it cannot run like that on the device."""
+        return compiling.resolve(
+            self.compile_mode, self.attention_backend, Device.of(self.device), self.trunk_dtype
+        )
 
     def stream_config(self) -> StreamConfig:
         """Return the engine's settings; raise UserError if they are inconsistent."""
@@ -112,7 +119,7 @@ def build(setup: Setup, weights: dict[str, Tensor]) -> Ready:
     set_trunk_dtype(model, setup.trunk_dtype)
     set_heads_dtype(model, setup.heads_dtype)
     model.eval().requires_grad_(False)
-    compile_model(model, setup.compile_mode, setup.attention_backend)
+    compile_model(model, setup.execution())
     engine = StreamEngine(model, setup.stream_config(), setup.device)
     engine.warm_up(setup.image_height, setup.image_width)
     synchronize(setup.device)

@@ -205,11 +205,11 @@ def _track(name: str, poses: list[tuple], frame: str) -> PoseTrack:
 def _open_bag(path: Path):
     """Open a bag with rosbags; raise SourceError for any damage in it."""
     try:
-        import apsw
         from rosbags.highlevel import AnyReader, AnyReaderError
         from rosbags.rosbag1 import ReaderError as Ros1ReaderError
         from rosbags.rosbag2 import ReaderError as Ros2ReaderError
         from rosbags.rosbag2.reader import zstd
+        from rosbags.rosbag2.storage_sqlite3 import apsw
         from rosbags.typesys import get_typestore, Stores
     except ImportError as error:
         raise SourceError(

@@ -1,8 +1,8 @@
 """
-What a stream takes of the memory of its device, computed before the first frame.
+Predict the device memory of a stream before its first frame.
 
-Weights, cached keys and values, and the next window are exact. What the network needs while it
-runs follows a formula whose factors `Calibration` holds.
+Weights, cached keys and values, and the next window are exact. The working memory of the network
+follows a formula with the factors in `Calibration`.
 """
 
 from bisect import bisect_right
@@ -22,30 +22,30 @@ import torch
 
 GB = 1e9
 _FLOAT32 = 4  # bytes
-# Modes in which graphs keep the memory of their passes, beside that of passes without a graph.
+# In these modes CUDA graphs keep the memory of their passes; passes without a graph need more.
 _GRAPH_MODES = ('cuda-graph', 'reduce-overhead', 'max-autotune')
 LOGGER = logging.getLogger(__name__)
-_WINDOW_STEP = 8  # keyframes; also the least that a window is shrunk to
-_USABLE = 0.95  # of the free memory: the rest is left to fragmentation and to other programs
+_WINDOW_STEP = 8  # keyframes; also the smallest window that `fit` chooses
+_USABLE = 0.95  # share of the free memory; the rest is for fragmentation and other programs
 Fits = Callable[[StreamConfig], bool]
 
 
 @dataclass(frozen=True)
 class Calibration:
     """
-    How much memory a pass of the network needs, beside weights and caches.
+    Memory of one pass of the network, without weights and caches.
 
-    The factors count the tensors of an eager pass that are alive at its peak; test_memory_budget
-    counts them again, without a device. `workspace` is what the peak measured on CUDA has beyond
-    all that (`pytest -m cuda test/library/test_memory_budget.py` prints it): work space of matrix
-    products and convolutions, and rounding by the allocator.
+    The factors count the live tensors at the peak of an eager pass; test_memory_budget counts them
+    again, without a device. `workspace` is the rest of the peak measured on CUDA: workspace of
+    matrix products and convolutions, and rounding by the allocator. To print the measured peak:
+    `pytest -m cuda test/library/test_memory_budget.py`.
     """
 
     trunk_values: float = 13.0  # in the trunk's precision, per token and channel, in a block
     trunk_floats: float = 3.0  # float32, per token and channel, in a block
     head_floats_per_feature: float = 1.11  # per pixel and feature of the frames decoded together
     head_floats: float = 64.0  # per pixel of the same frames
-    head_floats_once: float = 0.5  # per pixel and feature, however many frames
+    head_floats_once: float = 0.5  # per pixel and feature, for any number of frames
     image_floats: float = 6.0  # per pixel of all frames: inputs and outputs
     workspace: float = 0.07e9  # bytes
 
@@ -62,17 +62,17 @@ class MemoryBudget:
     weights: int
     cache: int  # keys and values of the trunk
     camera_cache: int  # those of the camera head
-    next_window: int  # what a roll-over prepares: caches, images and depths of the overlap
-    working: int  # while the network runs
+    next_window: int  # caches, images and depths of the overlap, prepared for a roll-over
+    working: int  # of a running pass
 
     @property
     def total(self) -> int:
-        """Bytes at the peak."""
+        """Peak memory [bytes]."""
         parts = (self.weights, self.cache, self.camera_cache, self.next_window, self.working)
         return sum(parts)
 
     def rows(self) -> list[tuple[str, int]]:
-        """Return what the total consists of, with names."""
+        """Return the name and the size [bytes] of each part of the total."""
         return [
             ('weights', self.weights),
             ('key-value cache', self.cache),
@@ -94,9 +94,9 @@ def blank_model(
     name: str, dtype: torch.dtype, heads_dtype: str = 'tf32', compile_mode: str = 'off'
 ) -> GCTStream:
     """
-    Return the preset `name` without any memory behind its weights, to be asked for sizes only.
+    Return the preset `name` on the meta device, for `predict`; its weights take no memory.
 
-    `heads_dtype` is one of config.HEADS_DTYPES, `compile_mode` as `compiling.resolve_mode` says.
+    `heads_dtype` is one of config.HEADS_DTYPES, `compile_mode` a result of `compiling.resolve`.
     """
     with torch.device('meta'):
         model = GCTStream.from_config(MODEL_PRESETS[name])
@@ -108,11 +108,12 @@ def blank_model(
 
 def predict(model: GCTStream, config: StreamConfig, height: int, width: int) -> MemoryBudget:
     """
-    Return what a StreamEngine with `model` needs for images of `height` x `width`.
+    Return the memory that a StreamEngine with `model` needs for images of `height` x `width` [px].
 
     The weights of `model` may be on any device, also on 'meta'.
 
-    :raises UserError: an image too wide for the network, or a width of it that is not whole.
+    :raises UserError: the image is too wide for the network, or `image_width` is no multiple of
+        the patch size.
     """
     patch = model.patch_size
     if config.image_width % patch:
@@ -145,7 +146,7 @@ def _shape(model: GCTStream, config: StreamConfig, patches: int, keyframes: int)
 
 
 def _cache_bytes(shape: MemoryShape, dtype: torch.dtype) -> tuple[int, int]:
-    """Return the sizes of keys and values of trunk and camera head in a StreamMemory."""
+    """Return the bytes of keys and values in a StreamMemory: of the trunk, of the camera head."""
     trunk, camera = prod(shape.trunk_buffer), prod(shape.camera_buffer)
     return 2 * trunk * dtype.itemsize, 2 * camera * _FLOAT32
 
@@ -153,7 +154,7 @@ def _cache_bytes(shape: MemoryShape, dtype: torch.dtype) -> tuple[int, int]:
 def _next_window_bytes(
     model: GCTStream, config: StreamConfig, patches: int, dtype: torch.dtype
 ) -> int:
-    """Return what a `NextWindow` holds at most; nothing without roll-over."""
+    """Return the bytes of a full `NextWindow`; 0 without roll-over."""
     if config.on_limit != 'roll_over':
         return 0
     overlap, pixels = config.overlap_keyframes, patches * model.patch_size**2
@@ -163,7 +164,7 @@ def _next_window_bytes(
 
 
 def _working_bytes(model: GCTStream, frames: int, patches: int) -> float:
-    """Return what the pass over the scale batch, the largest, needs at its peak."""
+    """Return the peak of the pass over the scale batch, which is the largest pass [bytes]."""
     pass_bytes = _pass_bytes(model, frames, patches)
     kept_by_graphs = pass_bytes if model.compile_mode in _GRAPH_MODES else 0
     return pass_bytes + kept_by_graphs + CALIBRATION.workspace
@@ -175,7 +176,7 @@ def _pass_bytes(model: GCTStream, frames: int, patches: int) -> float:
     selected = frames * channels * 2 * len(trunk.selected_layers) * _FLOAT32
     trunk_bytes = c.trunk_values * trunk.dtype.itemsize + c.trunk_floats * _FLOAT32
     pixels, features = patches * model.patch_size**2, head.scratch.output_conv1.in_channels
-    # The heads count as float32 also where they run in bfloat16: their last layers never do.
+    # Counted as float32 also for bfloat16 heads, since their last layers always run in float32.
     together = 1 if model.compile_mode == 'cuda-graph' else min(frames, head.frames_per_chunk)
     floats = together * (c.head_floats_per_feature * features + c.head_floats)
     decoding = pixels * (floats + c.head_floats_once * features) * _FLOAT32
@@ -184,15 +185,15 @@ def _pass_bytes(model: GCTStream, frames: int, patches: int) -> float:
 
 
 class MemoryLimitError(UserError):
-    """Say in one line how much memory is needed, how much there is, and what would fit."""
+    """A stream needs too much memory; the message names need, limit and settings that fit."""
 
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """What a stream may take."""
+    """Memory that a stream may use."""
 
     size: float  # bytes
-    source: str  # what sets it
+    source: str  # the parameter or device that sets it
 
     def __str__(self) -> str:
         size = self.size / GB
@@ -201,9 +202,10 @@ class MemoryLimit:
 
 def memory_limit(gigabytes: float, device: torch.device) -> MemoryLimit | None:
     """
-    Return the limit of `gigabytes` (1e9 bytes), or with 0 most of what is free on `device`.
+    Return the limit of `gigabytes` (1e9 bytes), or for 0 most of the free memory of `device`.
 
-    Memory that torch has reserved is free for the next stream. None: a CPU without limit.
+    Memory reserved by torch counts as free, since the next stream can use it. None: no limit, on a
+    CPU.
     """
     if gigabytes:
         return MemoryLimit(gigabytes * GB, 'gpu_memory_limit')
@@ -218,9 +220,9 @@ def check_memory(
     model: GCTStream, config: StreamConfig, height: int, width: int, limit: MemoryLimit | None
 ) -> MemoryBudget:
     """
-    Return what a stream with images of `height` x `width` needs.
+    Return the memory that a stream with images of `height` x `width` [px] needs.
 
-    :raises MemoryLimitError: that is more than `limit`.
+    :raises MemoryLimitError: it is more than `limit`.
     """
     budget = predict(model, config, height, width)
     if limit is not None and budget.total > limit.size:
@@ -230,7 +232,7 @@ def check_memory(
     return budget
 
 
-def settle(
+def apply_limit(
     model: GCTStream,
     config: StreamConfig,
     height: int,
@@ -239,11 +241,11 @@ def settle(
     may_shrink: bool,
 ) -> StreamConfig:
     """
-    Return the settings to stream images of `height` x `width` with, and log what they need.
+    Return settings within `limit` for images of `height` x `width` [px], and log their memory.
 
-    They are those of `config`, or with `may_shrink` those that `fit` makes of them.
+    These are `config`, or with `may_shrink` the result of `fit`.
 
-    :raises MemoryLimitError: they need more than `limit`.
+    :raises MemoryLimitError: no such settings.
     """
     if may_shrink and limit is not None:
         shrunk = fit(model, config, height, width, limit) or config
@@ -259,12 +261,12 @@ def fit(
     model: GCTStream, config: StreamConfig, height: int, width: int, limit: MemoryLimit
 ) -> StreamConfig | None:
     """
-    Return `config`, shrunk as far as it must be for images of `height` x `width`.
+    Return `config`, reduced as little as possible to fit images of `height` x `width` [px].
 
-    In this order, each only if those before do not suffice: `max_keyframes` down to what a full
-    window or a roll-over needs; `sliding_window` in steps of 8 down to 8; `image_width` in whole
-    patches down to its half. Then `max_keyframes` up again as far as there is room. None if even
-    the smallest of all is too large.
+    Reduces in this order, each only if the ones before do not suffice: `max_keyframes` down to
+    what a full window or a roll-over needs; `sliding_window` in steps of 8 down to 8;
+    `image_width` in whole patches down to half. Then raises `max_keyframes` again as far as it
+    fits. None: even the smallest settings do not fit.
     """
     fits = _fits(model, height, width, limit)
     shrunk = _shrink(config, model.patch_size, fits)
@@ -275,7 +277,7 @@ def fit(
 
 
 def _shrink(config: StreamConfig, patch: int, fits: Fits) -> StreamConfig:
-    """Return `config` shrunk as `fit` does until it fits, or the smallest settings."""
+    """Return `config` reduced in the order of `fit` until it fits, or the smallest settings."""
     width, keyframes = config.image_width, config.max_keyframes
     least = min(_least_keyframes(config), keyframes)
     windows = range(config.sliding_window, _WINDOW_STEP - 1, -_WINDOW_STEP)[::-1]
@@ -286,7 +288,7 @@ def _shrink(config: StreamConfig, patch: int, fits: Fits) -> StreamConfig:
 
 
 def changes(before: StreamConfig, after: StreamConfig) -> str:
-    """Return the settings of `after` that differ from those of `before`, as text."""
+    """Return the settings of `after` that differ from `before`, as text."""
     names = [item.name for item in fields(StreamConfig)]
     differ = [name for name in names if getattr(before, name) != getattr(after, name)]
     return ', '.join(f'{name} {getattr(after, name)}' for name in differ)
@@ -296,9 +298,9 @@ def _remedy(
     model: GCTStream, config: StreamConfig, height: int, width: int, limit: MemoryLimit
 ) -> str:
     """
-    Return which settings would fit: the largest window, else what `fit` makes of them.
+    Return which settings would fit: the largest window, else the result of `fit`.
 
-    Where not even those do, it is how much they need.
+    If nothing fits, return how much the smallest settings need.
     """
     fits = _fits(model, height, width, limit)
     best = _largest(config, 'sliding_window', range(config.sliding_window + 1), fits)
@@ -319,7 +321,7 @@ def _fits(model: GCTStream, height: int, width: int, limit: MemoryLimit) -> Fits
 
 
 def _least_keyframes(config: StreamConfig) -> int:
-    """Return how many keyframes fill the window, or are needed to roll over if that is more."""
+    """Return how many keyframes a full window or, if more, a roll-over needs."""
     full = config.num_scale_frames + max(config.sliding_window, 1)
     if config.on_limit != 'roll_over':
         return full

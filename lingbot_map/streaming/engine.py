@@ -10,7 +10,7 @@ from lingbot_map.models.keyframes import keyframes_for
 from lingbot_map.models.memory import StreamLimitError, StreamMemory
 from lingbot_map.models.windows import Outputs, Similarity
 from lingbot_map.settings import StreamConfig
-from lingbot_map.streaming.compiling import RING_BACKENDS, settle, uses_graph_trees
+from lingbot_map.streaming.compiling import RING_BACKENDS, uses_graph_trees, warm_up
 from lingbot_map.streaming.frame import FrameInput, FrameResult, results_of
 from lingbot_map.streaming.motion_gate import MotionGate
 from lingbot_map.streaming.preprocess import crop_map, PixelMap
@@ -149,7 +149,7 @@ class StreamEngine:
         frame = FrameInput.noise(mapping, self._device)
         size, self._network_size = self._network_size, None  # stays None after a failure
         try:
-            settle(self._model, lambda: self._warm_up_paths(frame))
+            warm_up(self._model, lambda: self._warm_up_paths(frame))
             for runner in self._runners():
                 runner.freeze()
             self._network_size = size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lingbot_map.errors import UserError
 from lingbot_map.settings import (
     EngineSettings,
     ParameterError,
@@ -9,14 +10,20 @@ from lingbot_map.settings import (
     StreamConfig,
     usual_image_size,
 )
-from lingbot_map.streaming.budget import blank_model, check_memory, memory_limit, settle
+from lingbot_map.streaming.budget import apply_limit, blank_model, check_memory, memory_limit
 from lingbot_map.streaming.checkpoint import (
     default_dtype,
     load_model,
     PACKAGED_MODEL,
     set_heads_dtype,
 )
-from lingbot_map.streaming.compiling import compile_model, resolve_mode, use_compile_cache
+from lingbot_map.streaming.compiling import (
+    compile_model,
+    Device,
+    Execution,
+    resolve,
+    use_compile_cache,
+)
 from lingbot_map.streaming.engine import StreamEngine
 import torch
 
@@ -32,13 +39,11 @@ def load_engine(params: EngineSettings) -> StreamEngine:
     device = choose_device(params.device)
     dtype = default_dtype(device) if params.dtype == 'auto' else getattr(torch, params.dtype)
     use_compile_cache(params.compile_cache_dir)
-    config = _settled_config(params, device, dtype)
+    execution = _execution(params, device, dtype)
+    config = _settled_config(params, device, dtype, execution)
     model = load_model(params.model, params.checkpoint, device, dtype)
     set_heads_dtype(model, params.heads_dtype)
-    try:
-        compile_model(model, params.compile_mode, params.attention_backend)
-    except ValueError as error:
-        raise ParameterError(f'parameter {error}') from None
+    compile_model(model, execution)
 
     def check(height: int, width: int) -> None:
         limit = memory_limit(params.gpu_memory_limit, device)
@@ -47,16 +52,19 @@ def load_engine(params: EngineSettings) -> StreamEngine:
     return StreamEngine(model, config, device, check)
 
 
+def _execution(params: EngineSettings, device: torch.device, dtype: torch.dtype) -> Execution:
+    try:
+        return resolve(params.compile_mode, params.attention_backend, Device.of(device), dtype)
+    except UserError as error:
+        raise ParameterError(f'parameter {error}') from None
+
+
 def _settled_config(
-    params: EngineSettings, device: torch.device, dtype: torch.dtype
+    params: EngineSettings, device: torch.device, dtype: torch.dtype, execution: Execution
 ) -> StreamConfig:
     """Return the settings of the stream, shrunk if they have to be and may be."""
-    try:
-        mode = resolve_mode(params.compile_mode, params.attention_backend, device, dtype)
-    except ValueError as error:
-        raise ParameterError(f'parameter {error}') from None
-    return settle(
-        blank_model(params.model, dtype, params.heads_dtype, mode),
+    return apply_limit(
+        blank_model(params.model, dtype, params.heads_dtype, execution.compile_mode),
         stream_config(params),
         *usual_image_size(params),
         memory_limit(params.gpu_memory_limit, device),

@@ -14,6 +14,7 @@ import time
 
 from lingbot_map.settings import ParameterError
 from lingbot_map_ros.parameters import NodeParams
+from lingbot_map_ros.rclpy_fixes import parameter_overrides
 from rclpy.callback_groups import CallbackGroup
 from rclpy.event_handler import SubscriptionEventCallbacks
 from rclpy.node import Node
@@ -140,7 +141,7 @@ class ImageTopic:
 
 def _check_overrides(node: Node, prefix: str) -> None:
     """Raise ParameterError for a QoS override at which rclpy would fail, now or later."""
-    for name, parameter in node._parameter_overrides.items():
+    for name, parameter in parameter_overrides(node).items():
         policy, value = name.removeprefix(prefix + '.'), parameter.value
         choices = _QOS_POLICIES.get(policy, ())
         if choices and value not in choices:

@@ -12,6 +12,7 @@ from lingbot_map.memory_budget import main
 from lingbot_map.models.gct_stream import GCTStream
 from lingbot_map.settings import stream_config, StreamConfig, usual_image_size
 from lingbot_map.streaming.budget import (
+    apply_limit,
     blank_model,
     CALIBRATION,
     changes,
@@ -22,10 +23,9 @@ from lingbot_map.streaming.budget import (
     MemoryLimit,
     MemoryLimitError,
     predict,
-    settle,
 )
 from lingbot_map.streaming.checkpoint import load_model, set_heads_dtype, set_trunk_dtype
-from lingbot_map.streaming.compiling import compile_model
+from lingbot_map.streaming.compiling import compile_model, resolve_for
 from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map.streaming.roll_over import NextWindow
 from lingbot_map_ros.parameters import NodeParams
@@ -262,16 +262,16 @@ def test_the_width_goes_last_in_patches_down_to_half(full):
 
 def test_shrinking_is_logged_with_what_is_needed_then(full, caplog):
     caplog.set_level(logging.INFO)
-    config = settle(full, StreamConfig(), *SIZE, limit_of(12), True)
+    config = apply_limit(full, StreamConfig(), *SIZE, limit_of(12), True)
     warning, info = (record.getMessage() for record in caplog.records)
     assert (
         warning == f'the limit is 12.00 GB (test): going on with {changes(StreamConfig(), config)}'
     )
     assert str(predict(full, config, *SIZE)) in info and '\n' not in info
     with pytest.raises(MemoryLimitError):
-        settle(full, StreamConfig(), *SIZE, limit_of(12), False)
+        apply_limit(full, StreamConfig(), *SIZE, limit_of(12), False)
     with pytest.raises(MemoryLimitError):
-        settle(full, StreamConfig(), *SIZE, limit_of(1), True)
+        apply_limit(full, StreamConfig(), *SIZE, limit_of(1), True)
 
 
 def test_without_a_limit_a_cpu_has_none():
@@ -381,7 +381,7 @@ def test_the_peak_on_a_gpu_is_as_predicted(height, window, mode):
     before = torch.cuda.memory_allocated()
     model = load_model('full', 'random', 'cuda', torch.bfloat16)
     set_heads_dtype(model, 'tf32')
-    compile_model(model, mode)
+    compile_model(model, resolve_for(model, mode))
     config = StreamConfig(sliding_window=window)
     torch.cuda.reset_peak_memory_stats()
     engine = StreamEngine(model, config, 'cuda')

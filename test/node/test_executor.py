@@ -1,11 +1,16 @@
 """The executor over real DDS, with both of its threads busy while messages come."""
 
+import ast
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 import threading
 
+import lingbot_map_ros
 from lingbot_map_ros.rclpy_fixes import NodeExecutor
 import pytest
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.executors import MultiThreadedExecutor
+from rclpy.lifecycle import LifecycleNode
 from rclpy.node import Node
 from std_msgs.msg import Header
 
@@ -65,3 +70,73 @@ def test_nothing_spins_while_a_message_waits_for_a_thread():
 def test_the_executor_of_rclpy_spins():
     """Once this fails, NodeExecutor can go."""
     assert rounds_while_a_message_waits(MultiThreadedExecutor) > 100
+
+
+class SlowPool(ThreadPoolExecutor):
+    """Starts a callback, and returns to the executor only when it may."""
+
+    def __init__(self):
+        super().__init__(2)
+        self.submitted, self.may_return = threading.Event(), threading.Event()
+
+    def submit(self, *args):
+        future = super().submit(*args)
+        self.submitted.set()
+        self.may_return.wait(WAIT_S)
+        return future
+
+
+def test_shutdown_waits_for_a_callback_that_was_only_just_started():
+    """The pool of threads has it, the executor has not noted that yet."""
+    node, started, go_on, done = Node('busy'), threading.Event(), threading.Event(), []
+
+    def work():
+        started.set()
+        go_on.wait(WAIT_S)
+        done.append(True)
+
+    node.create_timer(0.01, work, MutuallyExclusiveCallbackGroup())
+    executor = NodeExecutor()
+    executor._executor = pool = SlowPool()
+    executor.add_node(node)
+    spinner = threading.Thread(target=executor.spin)
+    spinner.start()
+    try:
+        assert pool.submitted.wait(WAIT_S) and started.wait(WAIT_S)
+        assert not executor.shutdown(timeout_sec=0.1)
+        pool.may_return.set()
+        assert not executor.shutdown(timeout_sec=0.1)
+        go_on.set()
+        assert executor.shutdown() and done == [True]
+    finally:
+        pool.may_return.set()
+        go_on.set()
+        spinner.join()
+        node.destroy_node()
+
+
+def test_no_callback_begins_once_the_executor_is_shut_down():
+    node, calls = Node('ready'), []
+    node.create_timer(0.0, lambda: calls.append(None), MutuallyExclusiveCallbackGroup())
+    executor = NodeExecutor()
+    executor.add_node(node)
+    assert executor.shutdown()
+    executor.spin_once(timeout_sec=0.0)  # by a thread that had not looked at the flag yet
+    node.destroy_node()
+    assert calls == []
+
+
+def test_private_names_of_rclpy_are_used_in_one_file():
+    node = LifecycleNode('probe')
+    theirs = {name for name in dir(node) if name.startswith('_') and not name.startswith('__')}
+    node.destroy_node()
+    root, users = Path(lingbot_map_ros.__file__).parent, {}
+    for path in root.rglob('*.py'):
+        tree = list(ast.walk(ast.parse(path.read_text())))
+        attributes = [part for part in tree if isinstance(part, ast.Attribute)]
+        own = {part.attr for part in attributes if isinstance(part.ctx, ast.Store)}
+        own |= {part.name for part in tree if isinstance(part, ast.FunctionDef)}
+        used = {part.attr for part in attributes} & theirs - own
+        if used:
+            users[path.name] = used
+    assert users == {'rclpy_fixes.py': {'_parameter_overrides', '_service_change_state'}}

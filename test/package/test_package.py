@@ -1,8 +1,10 @@
 """Checks the package as ROS tools and people without ROS meet it: built, installed, described."""
 
 import ast
+import json
 import os
 from pathlib import Path
+import re
 import shlex
 import shutil
 import subprocess
@@ -29,8 +31,8 @@ KEYS = {
     'tqdm': 'python3-tqdm',
     'yaml': 'python3-yaml',
 }
-# Triton comes with torch.
-BY_PIP = {'apsw', 'plyfile', 'rosbags', 'safetensors', 'torch', 'triton'}
+BY_PIP = {'plyfile', 'rosbags', 'safetensors', 'torch'}
+WITH_TORCH = {'triton'}
 # What works without these says so when they are missing; import name -> (extra, name for pip).
 OPTIONAL = {
     'flashinfer': ('flashinfer', 'flashinfer-python'),
@@ -98,7 +100,7 @@ def imported(*folders):
         'lingbot_map_ros',
         *(path.stem for path in (ROOT / 'test').rglob('*.py')),
     }
-    others = own | BY_PIP | OPTIONAL.keys() | set(sys.stdlib_module_names)
+    others = own | BY_PIP | WITH_TORCH | OPTIONAL.keys() | set(sys.stdlib_module_names)
     return {KEYS.get(name, name) for name in names - others}
 
 
@@ -110,12 +112,27 @@ def test_manifest_names_every_import_and_no_more():
     assert to_test == imported('test') - to_run
 
 
+def extras():
+    """Return the requirements of setup.py by the name of their extra."""
+    code = (
+        'import json, setuptools\n'
+        'setuptools.setup = lambda **fields: print(json.dumps(fields["extras_require"]))\n'
+        'import setup'
+    )
+    told = run([sys.executable, '-c', code])
+    assert told.returncode == 0, told.stderr
+    return json.loads(told.stdout)
+
+
+def test_what_pip_has_to_bring_is_named():
+    named = {re.match(r'[\w-]+', each)[0] for extra in extras().values() for each in extra}
+    assert named >= BY_PIP
+
+
 @pytest.mark.parametrize('name', OPTIONAL)
 def test_an_optional_import_is_an_extra_and_made_only_on_use(name):
     extra, package = OPTIONAL[name]
-    told = run([sys.executable, '-c', 'import setuptools\nsetuptools.setup = lambda **fields:'
-                f' print(*fields["extras_require"]["{extra}"])\nimport setup'])  # fmt: skip
-    assert told.stdout.startswith(package), told.stderr
+    assert extras()[extra][0].startswith(package)
     users = []
     for path in (*ROOT.glob('lingbot_map/**/*.py'), *ROOT.glob('lingbot_map_ros/**/*.py')):
         tree = ast.parse(path.read_text())

@@ -11,7 +11,7 @@ from lingbot_map.settings import StreamConfig
 from lingbot_map.streaming import compiling
 from lingbot_map.streaming import runner as frame_runner
 from lingbot_map.streaming.checkpoint import set_heads_dtype, set_trunk_dtype
-from lingbot_map.streaming.compiling import compilations, compile_model
+from lingbot_map.streaming.compiling import compilations, compile_model, resolve_for
 from lingbot_map.streaming.engine import StreamEngine
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def network(mode, backend='auto', dtype=torch.bfloat16, heads='fp32'):
     model.cuda()
     set_trunk_dtype(model, dtype)
     set_heads_dtype(model, heads)
-    compile_model(model, mode, backend)
+    compile_model(model, resolve_for(model, mode, backend))
     return model
 
 
@@ -192,13 +192,15 @@ def test_flashinfer_that_is_broken_is_said_and_replaced(images, monkeypatch, cap
     assert len(stream(engine, images[:6])) == 6
 
 
-@pytest.mark.parametrize('mode', ['off', 'reduce-overhead'])
-def test_flashinfer_agrees_with_sdpa(images, mode):
+@pytest.mark.parametrize(('asked', 'mode'), [
+    ('off', 'off'), ('reduce-overhead', 'reduce-overhead'),
+    ('cuda-graph', 'reduce-overhead')])  # fmt: skip
+def test_flashinfer_agrees_with_sdpa(images, asked, mode):
     pytest.importorskip('flashinfer')
     exact = stream(engine_for(network('off', dtype=torch.float32)), images)
     for dtype in (torch.float16, torch.bfloat16):
         own = deviation(stream(engine_for(network('off', 'sdpa', dtype)), images), exact)
-        engine = engine_for(network(mode, 'flashinfer', dtype))
+        engine = engine_for(network(asked, 'flashinfer', dtype))
         poses, depths = deviation(stream(engine, images), exact)
         assert (engine.compile_mode, engine.attention_backend) == (mode, 'flashinfer')
         assert poses < 1.5 * own[0] and depths < 1.5 * own[1]

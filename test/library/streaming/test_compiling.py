@@ -1,16 +1,30 @@
 """Compiled code on a CPU against eager execution, and what cannot be compiled here."""
 
+from dataclasses import replace
 import logging
 from subprocess import CalledProcessError
+import sys
 import threading
+from types import ModuleType
 
 from lingbot_map.benchmark.recipe import fill_model
 from lingbot_map.config import MODEL_PRESETS
+from lingbot_map.memory_budget import main as memory_budget
 from lingbot_map.models.gct_stream import GCTStream
 from lingbot_map.settings import StreamConfig
-from lingbot_map.streaming.compiling import compilations, compile_model, resolve_mode, settle
+from lingbot_map.streaming import compiling, loading
+from lingbot_map.streaming.compiling import (
+    compilations,
+    compile_model,
+    Device,
+    Execution,
+    resolve,
+    resolve_for,
+    warm_up,
+)
 from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map.streaming.runner import FrameRunner
+from lingbot_map_ros.parameters import NodeParams
 import numpy as np
 import pytest
 import torch
@@ -22,7 +36,7 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (16, HEIGHT, WIDTH, 3), dtype
 def network(mode):
     model = GCTStream.from_config(MODEL_PRESETS['tiny'])
     fill_model(model)
-    compile_model(model.requires_grad_(False), mode)
+    compile_model(model.requires_grad_(False), resolve_for(model, mode))
     return model
 
 
@@ -76,11 +90,13 @@ def test_what_a_cpu_cannot_do_is_named():
     model = network('auto')
     assert (model.compile_mode, model.attention_backend) == ('off', 'sdpa')
     with pytest.raises(ValueError, match="'compile_mode' is 'cuda-graph', which needs a CUDA"):
-        compile_model(model, 'cuda-graph')
+        resolve_for(model, 'cuda-graph')
     with pytest.raises(ValueError, match="'attention_backend' is 'cudnn', which needs a CUDA"):
-        compile_model(model, 'off', 'cudnn')
+        resolve_for(model, 'off', 'cudnn')
     with pytest.raises(ValueError, match="'compile_mode' is 'fast'; use auto, off"):
-        compile_model(model, 'fast')
+        resolve_for(model, 'fast')
+    with pytest.raises(ValueError, match="'attention_backend' is 'fast'; use auto, sdpa"):
+        resolve_for(model, 'off', 'fast')
 
 
 def test_what_fails_to_compile_runs_eagerly_and_says_why_once(expected, caplog):
@@ -113,13 +129,13 @@ def test_kernels_that_cannot_be_built_are_replaced_also_without_compilation(
     model.attention_backend = backend  # as a GPU would choose it
     used = []
 
-    def rehearse():
+    def run():
         used.append(model.attention_backend)
         if model.attention_backend != 'sdpa':
             raise error
 
     with caplog.at_level(logging.WARNING, 'lingbot_map'):
-        settle(model, rehearse)
+        warm_up(model, run)
     assert used == [backend, 'sdpa'] and model.compile_mode == 'off' and len(caplog.records) == 1
 
 
@@ -163,6 +179,143 @@ def test_a_compiled_engine_refuses_another_thread():
     assert len(stream(engine)) == len(IMAGES)
 
 
-def test_an_attention_backend_that_is_not_possible_is_named_before_anything_is_loaded():
-    with pytest.raises(ValueError, match="'attention_backend' is 'flash', which needs a CUDA"):
-        resolve_mode('off', 'flash', torch.device('cpu'), torch.float32)
+HALF = torch.bfloat16
+CPU = Device('cpu')
+TURING, A100, ORIN, RTX_4090, H200 = (
+    Device('cuda', capability, 'card') for capability in ((7, 5), (8, 0), (8, 7), (8, 9), (9, 0))
+)
+
+
+@pytest.fixture
+def flashinfer(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'flashinfer', ModuleType('flashinfer'))
+    monkeypatch.setattr(compiling, 'find_spec', lambda name: name)
+
+
+@pytest.fixture
+def no_flashinfer(monkeypatch):
+    monkeypatch.setattr(compiling, 'find_spec', lambda name: None)
+
+
+@pytest.mark.parametrize(('device', 'dtype', 'mode', 'backend'), [
+    (CPU, torch.float32, 'off', 'sdpa'),
+    (TURING, torch.float16, 'cuda-graph', 'triton'),
+    (A100, HALF, 'cuda-graph', 'flash'),
+    (ORIN, HALF, 'cuda-graph', 'flash'),
+    (RTX_4090, HALF, 'cuda-graph', 'flash'),
+    (H200, HALF, 'cuda-graph', 'cudnn'),
+    (H200, torch.float32, 'off', 'sdpa'),
+    (replace(ORIN, has_triton=False), HALF, 'off', 'sdpa'),
+    (replace(H200, expandable_segments=True), HALF, 'cuda-graph', 'cudnn'),
+])  # fmt: skip
+def test_auto_follows_device_and_precision(device, dtype, mode, backend):
+    execution = resolve('auto', 'auto', device, dtype)
+    assert (execution, execution.warnings) == (Execution(mode, backend), ())
+
+
+@pytest.mark.parametrize(('asked', 'device', 'dtype', 'mode', 'backend'), [
+    (('default', 'auto'), CPU, torch.float32, 'default', 'sdpa'),
+    (('cuda-graph', 'auto'), H200, torch.float32, 'cuda-graph', 'triton'),
+    (('cuda-graph', 'triton'), ORIN, HALF, 'cuda-graph', 'triton'),
+    (('off', 'cudnn'), H200, HALF, 'off', 'cudnn'),
+    (('auto', 'sdpa'), H200, HALF, 'reduce-overhead', 'sdpa'),
+    (('auto', 'flashinfer'), ORIN, HALF, 'reduce-overhead', 'flashinfer'),
+    (('max-autotune', 'flashinfer'), H200, HALF, 'max-autotune', 'flashinfer'),
+])  # fmt: skip
+def test_what_is_asked_for_and_possible_is_what_runs(
+    asked, device, dtype, mode, backend, flashinfer
+):
+    execution = resolve(*asked, device, dtype)
+    assert (execution, execution.warnings) == (Execution(mode, backend), ())
+
+
+@pytest.mark.parametrize('mode', ['auto', 'cuda-graph'])
+def test_without_flashinfer_the_mode_is_that_of_the_backend_that_runs(mode, no_flashinfer):
+    execution = resolve(mode, 'flashinfer', H200, HALF)
+    assert execution == Execution('cuda-graph', 'cudnn')
+    (warning,) = execution.warnings
+    assert 'is not installed: pip install' in warning
+
+
+@pytest.mark.parametrize(('device', 'dtype', 'reason'), [
+    (TURING, torch.float16, 'has no kernels for card'),
+    (H200, torch.float32, "has no kernels for 'dtype' float32"),
+])  # fmt: skip
+def test_flashinfer_without_kernels_is_replaced(device, dtype, reason, flashinfer):
+    execution = resolve('auto', 'flashinfer', device, dtype)
+    assert execution == resolve('auto', 'auto', device, dtype)
+    (warning,) = execution.warnings
+    assert reason in warning and "going on with 'auto'" in warning
+
+
+def test_flashinfer_cannot_be_captured_and_runs_in_the_next_slower_mode(flashinfer):
+    execution = resolve('cuda-graph', 'flashinfer', H200, HALF)
+    assert execution == Execution('reduce-overhead', 'flashinfer')
+    (warning,) = execution.warnings
+    assert "'cuda-graph'" in warning and "'reduce-overhead' and 'flashinfer'" in warning
+
+
+@pytest.mark.parametrize(('mode', 'backend', 'used'), [
+    ('cuda-graph', 'auto', 'sdpa'),
+    ('reduce-overhead', 'flash', 'sdpa'),
+    ('off', 'cudnn', 'sdpa'),
+    ('default', 'flashinfer', 'flashinfer'),
+])  # fmt: skip
+def test_without_triton_a_gpu_runs_eagerly(mode, backend, used, flashinfer):
+    execution = resolve(mode, backend, replace(ORIN, has_triton=False), HALF)
+    assert execution == Execution('off', used)
+    (warning,) = execution.warnings
+    assert 'Triton is not installed' in warning
+
+
+def test_expandable_segments_and_a_capture_that_is_not_possible_are_one_warning(flashinfer):
+    device = replace(H200, expandable_segments=True)
+    execution = resolve('cuda-graph', 'flashinfer', device, HALF)
+    assert execution == Execution('default', 'flashinfer')
+    (warning,) = execution.warnings
+    assert 'captured' in warning and 'expandable_segments' in warning
+
+
+@pytest.mark.parametrize(('mode', 'backend', 'device', 'dtype', 'reason'), [
+    ('cuda-graph', 'sdpa', H200, HALF, "and 'attention_backend' is 'sdpa', which cannot be capt"),
+    ('off', 'flash', CPU, torch.float32, "'attention_backend' is 'flash', which needs a CUDA"),
+    ('off', 'flashinfer', CPU, torch.float32, "is 'flashinfer', which needs a CUDA"),
+    ('off', 'cudnn', H200, torch.float32, "'cudnn', which needs 'dtype' bfloat16 or float16"),
+])  # fmt: skip
+def test_a_contradiction_is_refused(mode, backend, device, dtype, reason):
+    with pytest.raises(ValueError, match=reason):
+        resolve(mode, backend, device, dtype)
+
+
+def test_the_memory_check_assumes_the_mode_that_runs(monkeypatch):
+    """Also where only the resolver knows it: here, for want of FlashInfer on an H200."""
+    assumed, compiled, blank_model = [], [], loading.blank_model
+
+    def blank(*arguments):
+        assumed.append(arguments[-1])
+        return blank_model(*arguments)
+
+    answers = iter([Execution('cuda-graph', 'cudnn')])  # one: it is asked once
+    monkeypatch.setattr(loading, 'resolve', lambda *_: next(answers))
+    monkeypatch.setattr(loading, 'blank_model', blank)
+    monkeypatch.setattr(loading, 'compile_model', lambda model, how: compiled.append(how))
+    params = {'model': 'tiny', 'checkpoint': 'random', 'device': 'cpu', 'image_width': 84}
+    loading.load_engine(NodeParams.from_values(params))
+    assert assumed == ['cuda-graph'] and compiled == [Execution('cuda-graph', 'cudnn')]
+
+
+def test_a_warning_is_logged_once_when_the_model_is_made_to_run_so(caplog):
+    with caplog.at_level(logging.WARNING, 'lingbot_map'):
+        compile_model(network('off'), Execution('off', 'sdpa', ('for 100 % of reasons',)))
+    assert caplog.messages == ['for 100 % of reasons']
+
+
+def test_the_memory_budget_resolves_as_on_a_gpu(monkeypatch, capsys):
+    """A machine without Triton may ask for that of another one."""
+    monkeypatch.setattr(compiling, '_has_triton', lambda: False)
+    monkeypatch.setenv('PYTORCH_ALLOC_CONF', 'expandable_segments:True')
+    printed = []
+    for mode in ('auto', 'cuda-graph', 'off'):
+        assert memory_budget(['--model', 'tiny', '--compile-mode', mode]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] != printed[2]
