@@ -71,6 +71,7 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
         *,
         context: Context | None = None,
         parameter_overrides: list[Parameter] | None = None,
+        diagnostics_period_s: float = 1.0,
     ):
         try:
             Node.__init__(
@@ -90,7 +91,7 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
         self._last_error = ''
         self._declare_parameters()
         Services(self)
-        self._create_timers()
+        self._create_timers(diagnostics_period_s)
 
     def leave(self, exit_code: int) -> None:
         """Ask whoever spins the node to end; the first exit code counts."""
@@ -112,11 +113,13 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
         self.add_on_set_parameters_callback(self._on_set_parameters)
         self.add_post_set_parameters_callback(self._after_set_parameters)
 
-    def _create_timers(self) -> None:
+    def _create_timers(self, diagnostics_period_s: float) -> None:
         # Not the node's clock: simulated time may stand still while the node loads.
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self._diagnostics_pub = self.create_publisher(DiagnosticArray, '/diagnostics', 10)
-        self.create_timer(1.0, self._on_second, MutuallyExclusiveCallbackGroup(), clock=steady)
+        self.create_timer(
+            diagnostics_period_s, self._on_second, MutuallyExclusiveCallbackGroup(), clock=steady
+        )
         self._image_group = MutuallyExclusiveCallbackGroup()
         if self.get_parameter('autostart').value:
             self._autostart_timer = self.create_timer(

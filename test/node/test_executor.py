@@ -4,20 +4,13 @@ import threading
 
 from lingbot_map_ros.rclpy_fixes import NodeExecutor
 import pytest
-import rclpy
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.executors import MultiThreadedExecutor
 from rclpy.node import Node
 from std_msgs.msg import Header
 
+pytestmark = pytest.mark.usefixtures('ros')
 WAIT_S = 60.0
-
-
-@pytest.fixture(scope='module', autouse=True)
-def ros():
-    rclpy.init()
-    yield
-    rclpy.shutdown()
 
 
 def rounds_while_a_message_waits(base):

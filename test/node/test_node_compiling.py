@@ -8,19 +8,11 @@ from lingbot_map_ros.parameters import NodeParams
 from node_rig import running
 import numpy as np
 import pytest
-import rclpy
 import torch
 
 # The sizes of test_compiling.py, so that torch finds that code in its cache.
 TINY = {'model': 'tiny', 'checkpoint': 'random', 'device': 'cpu', 'image_width': 84}
 SIZE = (84, 56)
-
-
-@pytest.fixture(scope='module')
-def ros():
-    rclpy.init()
-    yield
-    rclpy.shutdown()
 
 
 def test_diagnostics_show_the_compile_mode_and_that_nothing_is_compiled_once_ready(

@@ -11,15 +11,9 @@ import pytest
 import rclpy
 from rclpy.parameter import Parameter
 
+pytestmark = pytest.mark.usefixtures('ros')
 WAIT_S = 20.0
 _PARAMETERS = {'queue': 'lossless', 'queue_size': 200, 'num_scale_frames': 2}
-
-
-@pytest.fixture(autouse=True)
-def ros():
-    rclpy.init()
-    yield
-    rclpy.try_shutdown()
 
 
 def spin(make_engine):

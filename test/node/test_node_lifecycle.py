@@ -10,15 +10,9 @@ from lifecycle_msgs.srv import ChangeState, GetState
 from lingbot_map.streaming.checkpoint import CheckpointError
 from node_rig import running, WAIT_S
 import pytest
-import rclpy
 from rclpy.qos import ReliabilityPolicy
 
-
-@pytest.fixture(scope='module', autouse=True)
-def ros():
-    rclpy.init()
-    yield
-    rclpy.shutdown()
+pytestmark = pytest.mark.usefixtures('ros')
 
 
 def change(rig, transition_id):

@@ -6,20 +6,12 @@ from lingbot_map_ros.parameters import NodeParams
 from node_rig import running
 import numpy as np
 import pytest
-import rclpy
 from rclpy.lifecycle import TransitionCallbackReturn
 import torch
 
-pytestmark = pytest.mark.usefixtures('real_engine')
+pytestmark = pytest.mark.usefixtures('ros', 'real_engine')
 TINY = {'model': 'tiny', 'checkpoint': 'random', 'device': 'cpu', 'image_width': 56,
         'num_scale_frames': 2}  # fmt: skip
-
-
-@pytest.fixture(scope='module', autouse=True)
-def ros():
-    rclpy.init()
-    yield
-    rclpy.shutdown()
 
 
 def gigabytes(height, **settings):

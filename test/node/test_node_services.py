@@ -12,16 +12,10 @@ from node_rig import running, to_time, WAIT_S
 import numpy as np
 from plyfile import PlyData
 import pytest
-import rclpy
 from rosgraph_msgs.msg import Clock
 from std_srvs.srv import SetBool
 
-
-@pytest.fixture(scope='module', autouse=True)
-def ros():
-    rclpy.init()
-    yield
-    rclpy.shutdown()
+pytestmark = pytest.mark.usefixtures('ros')
 
 
 def test_nothing_of_the_old_map_is_published_once_reset_has_answered():

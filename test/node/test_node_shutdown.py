@@ -19,6 +19,7 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.qos import DurabilityPolicy, QoSProfile
 from sensor_msgs.msg import Image
 
+pytestmark = pytest.mark.usefixtures('ros')
 WAIT_S = 60.0
 _NODE = """
 import sys, threading
@@ -34,13 +35,6 @@ class FakeNode(Node):
 lingbot_map_ros.node.LingbotMapNode = FakeNode
 sys.exit(program.main(sys.argv[2:]))
 """
-
-
-@pytest.fixture(scope='module', autouse=True)
-def ros():
-    rclpy.init()
-    yield
-    rclpy.shutdown()
 
 
 def start(*options):

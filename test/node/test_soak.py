@@ -12,8 +12,8 @@ import sys
 from node_rig import running
 import numpy as np
 import pytest
-import rclpy
 
+pytestmark = pytest.mark.usefixtures('ros')
 LOGGER = logging.getLogger('soak')
 IN_FLIGHT = 8
 CHECKPOINTS = 20
@@ -41,13 +41,6 @@ class UnhappyDevice:
         if n % self.every == 0:
             self.failures += 1
             raise RuntimeError('the device is unhappy')
-
-
-@pytest.fixture(scope='module', autouse=True)
-def ros():
-    rclpy.init()
-    yield
-    rclpy.shutdown()
 
 
 class MallInfo(ctypes.Structure):

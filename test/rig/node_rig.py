@@ -183,6 +183,7 @@ def running(topics: tuple[str, ...] = (), autostart: bool = True, engine=None, *
             Parameter(name, value=value)
             for name, value in {'autostart': autostart, **params}.items()
         ],
+        diagnostics_period_s=0.1,
     )
     executors = [NodeExecutor(), SingleThreadedExecutor()]
     executors[0].add_node(rig.node)

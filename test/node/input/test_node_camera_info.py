@@ -12,19 +12,13 @@ import rclpy
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import CameraInfo
 
+pytestmark = pytest.mark.usefixtures('ros')
 W, H = 56, 42
 K = np.array([[50.0, 0, 27.0], [0, 51.0, 22.0], [0, 0, 1]])
 P = np.array([[44.0, 0, 28.5, 0], [0, 45.0, 20.5, 0], [0, 0, 1, 0]])
 LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 BEST_EFFORT = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
 NEXT_MAP = 'it is used from the next map on'
-
-
-@pytest.fixture(scope='module', autouse=True)
-def ros():
-    rclpy.init()
-    yield
-    rclpy.shutdown()
 
 
 def info(d=(-0.3, 0.1, 0.0, 0.0, 0.0), k=K, size=(W, H)):

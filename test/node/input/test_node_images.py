@@ -6,16 +6,10 @@ from fake_engine import Gate, straight
 from node_rig import image, running
 import numpy as np
 import pytest
-import rclpy
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import Image
 
-
-@pytest.fixture(scope='module', autouse=True)
-def ros():
-    rclpy.init()
-    yield
-    rclpy.shutdown()
+pytestmark = pytest.mark.usefixtures('ros')
 
 
 def test_the_newest_image_wins_while_the_engine_is_busy():

@@ -7,19 +7,12 @@ from lingbot_map_ros.output import conversions
 from node_rig import running, WAIT_S
 import numpy as np
 import pytest
-import rclpy
 from std_srvs.srv import SetBool
 
+pytestmark = pytest.mark.usefixtures('ros')
 ROUNDS = 100
 # The newest image wins, and none is lost on its way to the node.
 _LATEST = {'queue': 'latest', 'qos_overrides./image.subscription.reliability': 'reliable'}
-
-
-@pytest.fixture(scope='module', autouse=True)
-def ros():
-    rclpy.init()
-    yield
-    rclpy.shutdown()
 
 
 class Turnstile:

@@ -4,19 +4,11 @@ from moving_view import noisy, panorama, view
 from node_rig import running
 import numpy as np
 import pytest
-import rclpy
 
-pytestmark = pytest.mark.usefixtures('real_engine')
+pytestmark = pytest.mark.usefixtures('ros', 'real_engine')
 PICTURE = panorama()
 TINY = {'model': 'tiny', 'checkpoint': 'random', 'device': 'cpu', 'num_scale_frames': 3}
 TOLD = 'the images show no motion'
-
-
-@pytest.fixture(scope='module', autouse=True)
-def ros():
-    rclpy.init()
-    yield
-    rclpy.shutdown()
 
 
 @pytest.fixture(autouse=True)

@@ -20,14 +20,8 @@ from sensor_msgs_py import point_cloud2
 from std_msgs.msg import Header
 import torch
 
+pytestmark = pytest.mark.usefixtures('ros')
 SIZE = (57, 43)  # width, height, both odd
-
-
-@pytest.fixture(scope='module', autouse=True)
-def ros():
-    rclpy.init()
-    yield
-    rclpy.shutdown()
 
 
 def noise(size=SIZE, seed=0):

@@ -8,15 +8,9 @@ from lingbot_map_ros.input import image_topic as silence
 from node_rig import running
 import numpy as np
 import pytest
-import rclpy
 from sensor_msgs.msg import CompressedImage, Image
 
-
-@pytest.fixture(scope='module', autouse=True)
-def ros():
-    rclpy.init()
-    yield
-    rclpy.shutdown()
+pytestmark = pytest.mark.usefixtures('ros')
 
 
 @pytest.fixture

@@ -11,17 +11,10 @@ from lingbot_map_ros.mapping.worker import library_log
 from node_rig import running
 import numpy as np
 import pytest
-import rclpy
 import torch
 
+pytestmark = pytest.mark.usefixtures('ros')
 LIBRARY = logging.getLogger('lingbot_map.streaming.engine')
-
-
-@pytest.fixture(scope='module', autouse=True)
-def ros():
-    rclpy.init()
-    yield
-    rclpy.shutdown()
 
 
 class Log:

@@ -14,19 +14,12 @@ from nav_msgs.msg import Odometry
 from node_rig import running, to_time
 import numpy as np
 import pytest
-import rclpy
 from std_msgs.msg import Header
 from tf2_ros import StaticTransformBroadcaster
 
+pytestmark = pytest.mark.usefixtures('ros')
 METRES_PER_STEP = 0.25  # of odometry; the fake engine says 1 network unit
 COUNT = 12
-
-
-@pytest.fixture(scope='module', autouse=True)
-def ros():
-    rclpy.init()
-    yield
-    rclpy.shutdown()
 
 
 class Wheels:

@@ -12,21 +12,14 @@ from lingbot_map_ros.parameters import NodeParams
 from node_rig import running, to_time
 import numpy as np
 import pytest
-import rclpy
 from rclpy.lifecycle import TransitionCallbackReturn
 from rosgraph_msgs.msg import Clock
 from tf2_ros import StaticTransformBroadcaster, TransformBroadcaster
 
+pytestmark = pytest.mark.usefixtures('ros')
 OPTICAL = (-0.5, 0.5, -0.5, 0.5)  # x right, y down, z forward in x forward, y left, z up
 METRES = {'scale': 2.0, 'num_scale_frames': 1}
 SOON_S = 0.4  # for what must not happen
-
-
-@pytest.fixture(scope='module', autouse=True)
-def ros():
-    rclpy.init()
-    yield
-    rclpy.shutdown()
 
 
 def told(parent, child, time_s=0.0, xyz=(0.0, 0.0, 0.0), xyzw=(0.0, 0.0, 0.0, 1.0)):

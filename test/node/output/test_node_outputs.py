@@ -8,16 +8,10 @@ from nav_msgs.msg import Odometry
 from node_rig import running, to_time
 import numpy as np
 import pytest
-import rclpy
 from std_msgs.msg import Header
 from tf2_ros import StaticTransformBroadcaster, TransformBroadcaster
 
-
-@pytest.fixture(scope='module', autouse=True)
-def ros():
-    rclpy.init()
-    yield
-    rclpy.shutdown()
+pytestmark = pytest.mark.usefixtures('ros')
 
 
 def position(pose):
