@@ -1,5 +1,6 @@
 """Strict and safe loading of weights: a file, a hub id, the packaged demo, or random ones."""
 
+import logging
 import os
 from pathlib import Path
 import pickle
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 PACKAGED_MODEL = 'demo'  # the only preset whose weights come with the package
+LOGGER = logging.getLogger(__name__)
 OPTIONAL_GROUP = 'point_head'
 KEYS_SHOWN = 3
 
@@ -122,7 +124,12 @@ def load_weights(model: GCTStream, state: dict[str, Tensor], name: str) -> None:
         found = {k: v for k, v in found.items() if k in state}
     elif not any(key.startswith(OPTIONAL_GROUP) for key in found):
         model.point_head = None
+        count = len(expected)
         expected = {k: v for k, v in expected.items() if not k.startswith(OPTIONAL_GROUP)}
+        LOGGER.warning(
+            "checkpoint '%s' has no weights for %s (%d missing): that head is off, points come "
+            'from depth', name, OPTIONAL_GROUP, count - len(expected),
+        )  # fmt: skip
     problems = _compare(expected, found)
     if problems:
         raise CheckpointError(f"checkpoint '{name}' does not fit the model:\n" + problems)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 
+from fake_engine import DEPTH
+from lingbot_map.mapping.points import POINT_DTYPE
 from lingbot_map_ros.rclpy_fixes import NodeExecutor
 from nav_msgs.msg import Path
 from node_rig import image
@@ -32,6 +34,9 @@ block = lambda n: n == 4 and threading.Event().wait()
 class FakeNode(Node):
     def __init__(self):
         Node.__init__(self, lambda params: FakeEngine(params, before_push=block))
+    def on_shutdown(self, state):
+        print('on_shutdown was called', flush=True)
+        return Node.on_shutdown(self, state)
 lingbot_map_ros.node.LingbotMapNode = FakeNode
 sys.exit(program.main(sys.argv[2:]))
 """
@@ -106,11 +111,19 @@ def test_map_and_trajectory_are_saved_whole(tmp_path, images, numbers, watchdog_
         process.send_signal(number)
     returncode, output = end(process)
     assert returncode == code, output
+    assert 'on_shutdown was called' not in output  # rclpy does not, so the process saves by itself
     files = {path.suffix: path for path in (tmp_path / 'saved').iterdir()}
-    assert set(files) == {'.ply', '.pcd', '.tum'}
-    np.testing.assert_allclose(np.loadtxt(files['.tum'])[:, 1], [0, 1, 2], atol=1e-9)
-    assert len(PlyData.read(files['.ply'])['vertex']['x']) > 0
-    assert str(files['.pcd']) in output
+    assert set(files) == {'.ply', '.pcd', '.tum'} and len(files) == len(set(files.values()))
+    rows = np.loadtxt(files['.tum'])
+    np.testing.assert_allclose(rows[:, 0], [1, 2, 3], atol=1e-6)
+    np.testing.assert_allclose(rows[:, 1:4], [[0, 0, 0], [1, 0, 0], [2, 0, 0]], atol=1e-9)
+    vertices = PlyData.read(files['.ply'])['vertex']
+    # Each of the three images shows a wall DEPTH ahead of it.
+    assert set(np.round(vertices['x'], 3)) == {DEPTH, DEPTH + 1, DEPTH + 2}
+    header, points = files['.pcd'].read_bytes().split(b'DATA binary\n')
+    assert f'POINTS {len(vertices["x"])}'.encode() in header
+    np.testing.assert_array_equal(np.frombuffer(points, POINT_DTYPE)['x'], vertices['x'])
+    assert all(str(path) in output for path in files.values())
 
 
 def test_the_executor_waits_for_callbacks_when_it_is_shut_down(capfd):

@@ -6,13 +6,18 @@ import subprocess
 import sys
 
 from lingbot_map.config import MODEL_PRESETS
+from lingbot_map.mapping.points import PointFilter
 from lingbot_map.models.gct_stream import GCTStream
+from lingbot_map.settings import StreamConfig
 from lingbot_map.streaming.checkpoint import (
     CheckpointError,
     load_model,
     read_state,
     set_trunk_dtype,
 )
+from lingbot_map.streaming.engine import StreamEngine
+from mapped import mapped
+import numpy as np
 import pytest
 from safetensors.torch import save_file
 import torch
@@ -49,12 +54,24 @@ def test_point_head_may_be_extra(tmp_path, state):
     assert model.point_head is None
 
 
-def test_point_head_may_be_missing_and_points_then_come_from_depth(tmp_path, state, monkeypatch):
+def test_point_head_may_be_missing_and_points_then_come_from_depth(
+    tmp_path, state, monkeypatch, caplog
+):
     monkeypatch.setitem(MODEL_PRESETS, 'tiny', {**TINY, 'enable_point': True})
+    whole = GCTStream.from_config(MODEL_PRESETS['tiny']).state_dict()
+    missing = sum(key.startswith('point_head.') for key in whole)
     model = load_model('tiny', saved(tmp_path / 'depth.pt', state))
     assert model.point_head is None
-    outputs = model(torch.rand(1, 2, 3, 28, 42), num_frame_for_scale=2, causal_inference=True)
-    assert 'depth' in outputs and 'world_points' not in outputs
+    assert f'no weights for point_head ({missing} missing)' in caplog.text
+    engine = StreamEngine(model, StreamConfig(num_scale_frames=1, image_width=56))
+    (frame,) = engine.push(np.random.default_rng(0).integers(0, 256, (42, 56, 3), np.uint8))
+    points = PointFilter()(mapped(frame))
+    v, u = np.nonzero(frame.depth.numpy() > 0)
+    x, y, z = (points[axis] for axis in 'xyz')
+    np.testing.assert_array_equal(z, frame.depth.numpy()[v, u])
+    K = frame.network_intrinsics
+    pixels = np.stack((K[0, 0] * x / z + K[0, 2], K[1, 1] * y / z + K[1, 2]))
+    np.testing.assert_allclose(pixels, np.stack((u, v)) + pixels[:, 0, None], atol=1e-2)
 
 
 def test_half_a_point_head_is_refused(tmp_path, state, monkeypatch):
