@@ -13,14 +13,18 @@ DEMO_BAG := lingbot_map/data/room
 unexport PYTHONPATH PYTHONHOME AMENT_PREFIX_PATH CMAKE_PREFIX_PATH COLCON_PREFIX_PATH
 unexport LD_LIBRARY_PATH _ROS_WHEELS_BOOTSTRAP_COMPLETE
 
-.PHONY: help setup test lint demo clean no-distribution
+# Two workers; all tests of a file in one of them, as they share what takes long.
+WORKERS := -n 2 --dist loadfile
+
+.PHONY: help setup test test-slow lint demo clean no-distribution
 
 help:
-	@echo 'make setup   create $(VENV): ROS 2 Jazzy wheels, torch, the underlay, this package'
-	@echo 'make demo    map a room from the packaged recording into results/demo'
-	@echo 'make test    run the tests (ARGS="-m slow" passes arguments on to pytest)'
-	@echo 'make lint    check the style with ruff'
-	@echo 'make clean   remove $(VENV) and the caches; results/ stays'
+	@echo 'make setup      create $(VENV): ROS 2 Jazzy wheels, torch, the underlay, this package'
+	@echo 'make demo       map a room from the packaged recording into results/demo'
+	@echo 'make test       run the tests (ARGS="-k depth" passes arguments on to pytest)'
+	@echo 'make test-slow  run the tests that take longer than 20 s each'
+	@echo 'make lint       check the style with ruff'
+	@echo 'make clean      remove $(VENV) and the caches; results/ stays'
 
 setup: $(VENV)/.package-installed
 	@echo 'make setup: $(VENV) is ready'
@@ -30,7 +34,10 @@ demo: setup
 	@echo 'make demo: look at results/demo/map.png'
 
 test: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
+
+test-slow: setup
+	$(BIN)/python -m pytest $(WORKERS) -m 'slow and not cuda' $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
