@@ -1,13 +1,16 @@
 """Small recordings with known true poses, and evaluations of them by an engine of known poses."""
 
 import functools
+import io
 import json
 
 from bag_writer import header, JAZZY, odometry, raw_image, write_bag
 from fake_engine import FakeEngine, turned
 from lingbot_map.evaluation import cli as evaluate
 from lingbot_map.evaluation import engine as evaluate_engine
+from lingbot_map.evaluation import outputs
 import numpy as np
+from PIL import Image
 import yaml
 
 SECOND = 10**9
@@ -63,8 +66,18 @@ def truth_bag(path, count=9, **options):
     return write_bag(path, images(count) + truth(count, **options), 'mcap')
 
 
-def use_fake(monkeypatch, engines, **options):
-    """Let evaluations use a FakeEngine, which is appended to `engines`."""
+def draw_nothing(monkeypatch):
+    """Replace every picture of an evaluation by a blank one: drawing takes seconds."""
+    blank = io.BytesIO()
+    Image.new('RGB', (8, 8)).save(blank, 'PNG')
+    for name in ('render_map', 'draw_trajectories', 'draw_errors', 'draw_strip'):
+        monkeypatch.setattr(outputs, name, lambda *_, **__: blank.getvalue())
+
+
+def use_fake(monkeypatch, engines, draws=False, **options):
+    """Let evaluations use a FakeEngine, which is appended to `engines`, and blank pictures."""
+    if not draws:
+        draw_nothing(monkeypatch)
 
     def make(params):
         engines.append(functools.partial(FakeEngine, **options)(params))

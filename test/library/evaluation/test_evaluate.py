@@ -11,6 +11,7 @@ import sys
 from evaluate_rig import (
     camera_info,
     curved,
+    draw_nothing,
     FILES,
     FIRST_S,
     images,
@@ -55,7 +56,8 @@ class Page(HTMLParser):
         self.text += data
 
 
-def test_a_bag_with_ground_truth(tmp_path, engines, capsys):
+def test_a_bag_with_ground_truth(tmp_path, monkeypatch, capsys):
+    use_fake(monkeypatch, [], draws=True, pose=curved)
     bag = truth_bag(tmp_path / 'walk')
     assert run(tmp_path / 'out', bag) == 0
     folder = tmp_path / 'out' / 'walk'
@@ -111,8 +113,8 @@ def test_results_inside_the_recording_are_no_part_of_it(tmp_path, engines, capsy
     assert 'finished before, skipped' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize('name', ['run_$a_{1$', r'cost $\frac$', 'ein Flur', '<b>&amp;'])
-def test_any_name_can_be_drawn(name, tmp_path, engines):
+def test_the_report_names_any_recording(tmp_path, engines):
+    name = '<b>&amp; run_$a_{1$'
     bag = write_bag(tmp_path / 'bag', images(3)).rename(tmp_path / name)
     assert run(tmp_path / 'out', bag) == 0
     assert name in Page((tmp_path / 'out' / name / 'report.html').read_text()).text
@@ -249,8 +251,11 @@ def test_one_bad_recording_does_not_stop_the_others(tmp_path, engines, capsys):
     assert 'late: no pose of' in err and '1 of 2 recordings are finished' in err
 
 
-def test_the_same_command_gives_the_same_bytes_and_so_does_its_record(tmp_path, capsys):
+def test_the_same_command_gives_the_same_bytes_and_so_does_its_record(
+    tmp_path, monkeypatch, capsys
+):
     """With the real network; the record alone says all, from any folder."""
+    draw_nothing(monkeypatch)
     bag = truth_bag(tmp_path / 'walk', 14)
     options = ['--sliding-window', '3', '--num-scale-frames', '4', '--every', '1']
     assert run(tmp_path / 'a', bag, *options) == run(tmp_path / 'b', bag, *options) == 0

@@ -45,9 +45,10 @@ def test_the_top_view_looks_under_the_ceiling():
 
 def test_left_is_up_and_forward_is_right_in_the_top_view():
     room = np.concatenate((sheet(FLOOR, -1.0), sheet(BOX, -0.5, x=(3, 3.5), y=(1, 1.5))))
-    rows, columns = where(drawn(room, WALK), BOX, tolerance=40)
+    picture = drawn(room, WALK)
+    rows, columns = where(picture, BOX, tolerance=40)
     top = rows < np.median(rows) + 50  # the side view shows it again, thinner and lower
-    floor_rows, floor_columns = where(drawn(room, WALK), FLOOR, tolerance=40)
+    floor_rows, floor_columns = where(picture, FLOOR, tolerance=40)
     assert np.median(columns[top]) > np.median(floor_columns) + 100
     assert np.median(rows[top]) < np.median(floor_rows) - 50
 
@@ -91,3 +92,8 @@ def test_nothing_and_standing_still_can_be_drawn(path):
 def test_a_long_walk_stays_a_picture_of_sane_size():
     picture = drawn(np.empty(0, POINT_DTYPE), WALK * [1000, 1, 1])
     assert 400 < picture.shape[0] < 2000 and 400 < picture.shape[1] < 2000
+
+
+@pytest.mark.parametrize('title', ['run_$a_{1$', r'cost $\frac$'])
+def test_any_title_can_be_drawn(title):
+    assert drawn(sheet(FLOOR, -1.0)[:1], WALK, None, title).size > 0
