@@ -15,6 +15,7 @@ TINY = {'model': 'tiny', 'checkpoint': 'random', 'device': 'cpu', 'image_width':
 SIZE = (84, 56)
 
 
+@pytest.mark.slow
 def test_diagnostics_show_the_compile_mode_and_that_nothing_is_compiled_once_ready(
     ros, real_engine
 ):

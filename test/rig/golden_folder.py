@@ -196,21 +196,24 @@ class GoldenFolder:
         images = frames[name][: entry.get('num_frames')]
         return images.to(self.device).float() / 255
 
+    @cached_property
+    def _recipe(self) -> dict[str, Tensor]:
+        """Return the weights of the recipe, which go by their names, with those of the points."""
+        model = GCTStream.from_config({**self.config['model'], 'enable_point': True})
+        fill_model(model, self.config.get('weight_salt', ''), through_float16=True)
+        return model.state_dict()
+
     def model(self, overrides: dict, edits: list[dict] = ()) -> GCTStream:
         """Return the folder's model in float32 with its weights, changed as the edits say."""
-        model = GCTStream.from_config({**self.config['model'], **overrides}).eval()
-        stored = self.prefixed['weights']
-        if stored:
-            wanted = model.state_dict().keys()
-            model.load_state_dict(
-                {
-                    k: v.float()
-                    for k, v in stored.items()
-                    if k in wanted or not k.startswith('point_head.')
-                }
-            )
-        else:
-            fill_model(model, self.config.get('weight_salt', ''), through_float16=True)
+        with torch.device('meta'):
+            model = GCTStream.from_config({**self.config['model'], **overrides}).eval()
+        wanted = model.state_dict().keys()
+        weights = {
+            k: v.float().clone()
+            for k, v in (self.prefixed['weights'] or self._recipe).items()
+            if k in wanted or not k.startswith('point_head.')
+        }
+        model.load_state_dict(weights, assign=True)
         for edit in edits:
             edit_weights(model.state_dict(), edit, self.config['model']['embed_dim'])
         return model.to(self.device)

@@ -16,6 +16,7 @@ def part(last_frame, is_full, ms, mb):
     return Part(last_frame, is_full, ms, ms, ms, mb, mb, int(is_full))
 
 
+@pytest.mark.slow
 def test_memory_is_flat_over_two_thousand_frames(tmp_path, caplog):
     caplog.set_level(logging.ERROR)
     file = tmp_path / 'soak.json'

@@ -55,7 +55,7 @@ def test_scale_stretches_positions_and_leaves_rotations():
 
 def test_quaternions_are_unit_and_give_the_rotation_back():
     random = np.random.default_rng(1)
-    for _ in range(1000):
+    for _ in range(200):
         R = rotation(random.normal(size=3), random.uniform(-np.pi, np.pi))
         q_xyzw = unit_quaternion(R + random.normal(scale=1e-7, size=(3, 3)))
         assert abs(np.linalg.norm(q_xyzw) - 1) < 1e-12
@@ -87,7 +87,7 @@ def test_a_pose_that_is_not_finite_is_refused_and_forgotten(bad):
 def test_rotations_of_half_precision_give_true_ones_with_signs_that_do_not_jump():
     random = np.random.default_rng(2)
     axis, frame, previous = random.normal(size=3), MapFrame(1.0), None
-    for angle in np.linspace(0, 6 * np.pi, 1000):
+    for angle in np.linspace(0, 6 * np.pi, 300):
         axis += random.normal(scale=0.02, size=3)
         T = np.eye(4)
         rounded = torch.from_numpy(rotation(axis, angle)).bfloat16()

@@ -43,8 +43,15 @@ def stream(engine):
     return results
 
 
-def test_default_equals_eager_execution_and_compiles_nothing_once_it_is_warm(monkeypatch):
-    expected = stream(warm_engine(network('off')))
+@pytest.fixture(scope='module')
+def expected():
+    return stream(warm_engine(network('off')))
+
+
+@pytest.mark.slow
+def test_default_equals_eager_execution_and_compiles_nothing_once_it_is_warm(
+    expected, monkeypatch
+):
     before = compilations()
     model = network('default')
     keys = list(model.state_dict())
@@ -76,7 +83,7 @@ def test_what_a_cpu_cannot_do_is_named():
         compile_model(model, 'fast')
 
 
-def test_what_fails_to_compile_runs_eagerly_and_says_why_once(caplog):
+def test_what_fails_to_compile_runs_eagerly_and_says_why_once(expected, caplog):
     model = network('default')
 
     def fail(*_):
@@ -90,7 +97,6 @@ def test_what_fails_to_compile_runs_eagerly_and_says_why_once(caplog):
     assert 'no compiler found' in record.getMessage() and "'off'" in record.getMessage()
     assert 'explanation' not in record.getMessage()
     assert engine.compile_mode == 'off'
-    expected = stream(warm_engine(network('off')))
     for ours, theirs in zip(stream(engine), expected, strict=True):
         assert np.array_equal(ours.T_world_cam, theirs.T_world_cam)
         assert torch.equal(ours.depth, theirs.depth)
@@ -139,6 +145,7 @@ def test_expandable_segments_switch_graph_trees_off_and_say_so(
     assert [('expandable_segments' in r.getMessage()) for r in caplog.records] == [True] * warns
 
 
+@pytest.mark.slow
 def test_a_compiled_engine_refuses_another_thread():
     engine = warm_engine(network('default'))
     errors = []
