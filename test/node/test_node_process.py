@@ -4,9 +4,11 @@ from pathlib import Path
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 from node_rig import image
+from program import Program
 import pytest
 import rclpy
 from sensor_msgs.msg import Image
@@ -23,12 +25,12 @@ def start(*arguments):
 
 
 def wait_for_line(process, words):
-    """Return the output up to the first line that holds `words`."""
+    """Read the output up to the first line that holds `words`."""
     lines = []
     for line in process.stdout:
         lines.append(line)
         if words in line:
-            return ''.join(lines)
+            return
     raise AssertionError(f'{words!r} did not come:\n' + ''.join(lines))
 
 
@@ -40,13 +42,13 @@ def end(process):
 
 
 @pytest.mark.parametrize('numbers', [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM,)])
-def test_a_signal_ends_a_running_node_with_0(numbers):
-    process = start(*_RANDOM)
-    output = wait_for_line(process, _READY)
-    assert 'weights are random' in output
+def test_a_signal_ends_a_running_node_with_0(tmp_path, numbers):
+    program = Program(tmp_path, *_RANDOM)
+    program.wait_for_line(_READY)
+    assert 'weights are random' in program.output
     for number in numbers:
-        process.send_signal(number)
-    assert end(process)[0] == 0
+        program.send_signal(number)
+    assert program.end()[0] == 0
 
 
 def test_signals_that_come_again_and_again_change_nothing():
@@ -59,46 +61,24 @@ def test_signals_that_come_again_and_again_change_nothing():
     assert end(process)[0] == 0
 
 
-_STUCK = """
-import sys, threading
-sys.path.insert(0, sys.argv[1])
-from fake_engine import FakeEngine
-from lingbot_map_ros import main, node
-import rclpy
-rclpy.init(args=sys.argv)
-block = lambda n: threading.Event().wait()
-stuck = node.LingbotMapNode(lambda params: FakeEngine(params, before_push=block))
-sys.exit(main._spin(stuck, received=[]))
-"""
+def stay(_number):
+    threading.Event().wait()
 
 
-def test_a_stuck_engine_ends_the_process_with_1():
-    arguments = [
-        str(Path(__file__).parents[1] / 'rig'),
-        '--ros-args',
-        '-p',
-        'watchdog_timeout:=0.5',
-    ]
-    process = subprocess.Popen(
-        [sys.executable, '-c', _STUCK, *arguments],
-        stderr=subprocess.STDOUT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    wait_for_line(process, _READY)
-    rclpy.init()
+def test_a_stuck_engine_ends_the_process_with_1(ros, tmp_path):
+    program = Program(tmp_path, '-p', 'watchdog_timeout:=0.5', before_push=stay)
+    program.wait_for_line(_READY)
     camera = rclpy.create_node('camera')
     publisher = camera.create_publisher(Image, '/image', 1)
     try:
         stamp_s = 1.0
-        while process.poll() is None:  # until it is discovered
+        while not program.has_ended:  # until it is discovered
             publisher.publish(image(stamp_s))
             stamp_s += 1.0
             time.sleep(0.1)
     finally:
         camera.destroy_node()
-        rclpy.shutdown()
-    returncode, output = end(process)
+    returncode, output = program.end()
     assert returncode == 1
     assert 'watchdog_timeout' in output
 
@@ -144,9 +124,10 @@ def test_bad_starts_say_why_in_one_line(tmp_path):
         (('-p', f'{_QOS}.reliability:=maybe', *_RANDOM), 1, f"'{_QOS}.reliability' is 'maybe'"),
         (('-p', f'{_QOS}.depth:=-1', *_RANDOM), 1, f"'{_QOS}.depth' is -1"),
     ]
-    processes = [start(*arguments) for arguments, _, _ in cases]
-    for process, (arguments, code, words) in zip(processes, cases, strict=True):
-        returncode, output = end(process)
+    for number, (arguments, code, words) in enumerate(cases):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        returncode, output = Program(folder, *arguments).end()
         assert returncode == code, (arguments, output)
         assert words in output, (arguments, output)
 

@@ -1,9 +1,6 @@
 """What is left of a process that is told to end: whole files, whatever it was doing."""
 
-from pathlib import Path as FilePath
 import signal
-import subprocess
-import sys
 import threading
 
 from fake_engine import DEPTH
@@ -13,6 +10,7 @@ from nav_msgs.msg import Path
 from node_rig import image
 import numpy as np
 from plyfile import PlyData
+from program import Program, WAIT_S
 import pytest
 import rclpy
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
@@ -22,47 +20,20 @@ from rclpy.qos import DurabilityPolicy, QoSProfile
 from sensor_msgs.msg import Image
 
 pytestmark = pytest.mark.usefixtures('ros')
-WAIT_S = 60.0
-_NODE = """
-import sys, threading
-sys.path.insert(0, sys.argv[1])
-from fake_engine import FakeEngine, Gate
-import lingbot_map_ros.node
-import lingbot_map_ros.main as program
-Node = lingbot_map_ros.node.LingbotMapNode
-block = lambda n: n == 4 and threading.Event().wait()
-class FakeNode(Node):
-    def __init__(self):
-        Node.__init__(self, lambda params: FakeEngine(params, before_push=block))
-    def on_shutdown(self, state):
-        print('on_shutdown was called', flush=True)
-        return Node.on_shutdown(self, state)
-lingbot_map_ros.node.LingbotMapNode = FakeNode
-sys.exit(program.main(sys.argv[2:]))
-"""
 
 
-def start(*options):
+def block_at_fourth(number):
+    if number == 4:
+        threading.Event().wait()
+
+
+def start(folder, *options):
     """Start a node whose engine blocks at the fourth image, and that loses none on the way."""
     options = ('num_scale_frames:=1', 'queue:=lossless', 'path.publish_rate:=50.0', *options)
     parameters = [word for option in options for word in ('-p', option)]
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            '-c',
-            _NODE,
-            str(FilePath(__file__).parents[1] / 'rig'),
-            '--ros-args',
-            *parameters,
-        ],
-        stderr=subprocess.STDOUT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    for line in process.stdout:
-        if 'waiting for images' in line:
-            return process
-    raise AssertionError('the node did not start')
+    program = Program(folder, *parameters, before_push=block_at_fourth)
+    program.wait_for_line('waiting for images')
+    return program
 
 
 def feed(count):
@@ -87,15 +58,6 @@ def feed(count):
         camera.destroy_node()
 
 
-def end(process):
-    try:
-        output, _ = process.communicate(timeout=WAIT_S)
-    finally:
-        process.kill()
-    assert 'Traceback' not in output, output
-    return process.returncode, output
-
-
 @pytest.mark.parametrize(
     'images, numbers, watchdog_s, code',
     [
@@ -105,11 +67,11 @@ def end(process):
     ],
 )
 def test_map_and_trajectory_are_saved_whole(tmp_path, images, numbers, watchdog_s, code):
-    process = start(f'autosave:={tmp_path}/saved', f'watchdog_timeout:={watchdog_s}')
+    program = start(tmp_path, f'autosave:={tmp_path}/saved', f'watchdog_timeout:={watchdog_s}')
     feed(images)
     for number in numbers:
-        process.send_signal(number)
-    returncode, output = end(process)
+        program.send_signal(number)
+    returncode, output = program.end()
     assert returncode == code, output
     assert 'on_shutdown was called' not in output  # rclpy does not, so the process saves by itself
     files = {path.suffix: path for path in (tmp_path / 'saved').iterdir()}
@@ -155,21 +117,14 @@ def test_the_executor_waits_for_callbacks_when_it_is_shut_down(capfd):
 
 
 def test_nothing_is_saved_unasked_and_an_empty_map_leaves_no_file(tmp_path):
-    process = start(f'autosave:={tmp_path}/saved')
-    process.send_signal(signal.SIGINT)
-    assert end(process)[0] == 0
+    program = start(tmp_path, f'autosave:={tmp_path}/saved')
+    program.send_signal(signal.SIGINT)
+    assert program.end()[0] == 0
     assert list((tmp_path / 'saved').iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_is_refused_at_the_start(tmp_path):
     (tmp_path / 'file').write_text('')
-    arguments = ['-m', 'lingbot_map_ros.main', '--ros-args', '-p', f'autosave:={tmp_path}/file/x']
-    process = subprocess.Popen(
-        [sys.executable, *arguments],
-        stderr=subprocess.STDOUT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    returncode, output = end(process)
+    returncode, output = Program(tmp_path, '-p', f'autosave:={tmp_path}/file/x').end()
     assert returncode == 1
     assert "parameter 'autosave' is" in output
