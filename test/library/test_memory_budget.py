@@ -146,14 +146,14 @@ def live_bytes(model, frames, height, width):
     return live.peak
 
 
-@pytest.mark.parametrize('chunk', [8, 1])
 @pytest.mark.parametrize(
-    ('preset', 'dtype', 'frames', 'size'),
+    ('preset', 'dtype', 'frames', 'size', 'chunk'),
     [
-        ('full', torch.bfloat16, 8, (378, 518)),
-        ('full', torch.bfloat16, 2, (294, 518)),
-        ('full', torch.float32, 8, (294, 392)),
-        ('demo', torch.float32, 8, (126, 168)),
+        ('full', torch.bfloat16, 8, (378, 518), 8),
+        ('full', torch.bfloat16, 8, (378, 518), 1),
+        ('full', torch.bfloat16, 2, (294, 518), 1),
+        ('full', torch.float32, 8, (294, 392), 8),
+        ('demo', torch.float32, 8, (126, 168), 8),
     ],
 )
 def test_working_memory_follows_from_the_tensors_that_are_alive(

@@ -5,9 +5,10 @@ import pickle
 import subprocess
 import sys
 
-from lingbot_map.config import MODEL_PRESETS, StreamConfig
+from lingbot_map.config import MODEL_PRESETS
 from lingbot_map.mapping.points import PointFilter
 from lingbot_map.models.gct_stream import GCTStream
+from lingbot_map.settings import StreamConfig
 from lingbot_map.streaming.checkpoint import (
     CheckpointError,
     load_model,
@@ -15,6 +16,7 @@ from lingbot_map.streaming.checkpoint import (
     set_trunk_dtype,
 )
 from lingbot_map.streaming.engine import StreamEngine
+from mapped import mapped
 import numpy as np
 import pytest
 from safetensors.torch import save_file
@@ -63,7 +65,7 @@ def test_point_head_may_be_missing_and_points_then_come_from_depth(
     assert f'no weights for point_head ({missing} missing)' in caplog.text
     engine = StreamEngine(model, StreamConfig(num_scale_frames=1, image_width=56))
     (frame,) = engine.push(np.random.default_rng(0).integers(0, 256, (42, 56, 3), np.uint8))
-    points = PointFilter()(frame, np.eye(4))
+    points = PointFilter()(mapped(frame))
     v, u = np.nonzero(frame.depth.numpy() > 0)
     x, y, z = (points[axis] for axis in 'xyz')
     np.testing.assert_array_equal(z, frame.depth.numpy()[v, u])

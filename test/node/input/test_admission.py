@@ -68,6 +68,13 @@ def test_a_jump_back_is_reported_with_its_length():
     assert admit(images, 41 * S).jump_s == 0.0
 
 
+def test_a_jump_back_can_be_waited_out():
+    images = admission(on_time_jump='ignore')
+    admit(images, 100 * S)
+    assert reason(images, 10 * S) == LATE
+    assert admit(images, 101 * S).jump_s == 0.0
+
+
 def test_an_image_without_stamp_gets_the_time_of_the_node():
     assert admit(admission(), 0).stamp_ns == NOW
     assert reason(admission(zero_stamp='reject'), 0) == ZERO_STAMP

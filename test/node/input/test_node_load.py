@@ -75,14 +75,6 @@ def test_who_takes_clouds_slowly_slows_down_no_pose_and_no_memory_fills(monkeypa
         assert rig.stamps('odometry') == list(range(1, 31))
 
 
-def test_stamps_far_apart_are_not_waited_for():
-    with running(num_scale_frames=2) as rig:
-        rig.send(*(1e4 * i for i in range(1, 21)))  # hours of recording
-        rig.wait_counts(20, 20)
-        rig.wait_for('odometry', 20)
-        assert rig.stamps('odometry') == [1e4 * i for i in range(1, 21)]
-
-
 def test_the_last_images_of_a_recording_come_out_and_are_saved(tmp_path):
     with running(num_scale_frames=8, save_directory=str(tmp_path)) as rig:
         rig.send(*range(1, 21))
@@ -93,37 +85,22 @@ def test_the_last_images_of_a_recording_come_out_and_are_saved(tmp_path):
         np.testing.assert_allclose(np.loadtxt(answer.message)[:, 1], range(20), atol=1e-6)
 
 
-def test_fewer_images_than_a_scale_batch_come_out_on_flush():
-    with running(num_scale_frames=8) as rig:
-        rig.send(*range(1, 6))
-        assert rig.call('flush').success
-        rig.wait_counts(5, 5)
-        assert len(rig.wait_for('odometry', 5)) == 5
-
-
-def test_a_gap_is_counted_and_said_once_with_both_periods(capfd):
+def test_a_gap_is_counted_and_said_once_with_both_periods_and_a_pause_is_none(capfd):
     with running(num_scale_frames=1) as rig:
         rig.send(*(10 + i / 10 for i in range(10)))
         rig.send(*(12 + i / 10 for i in range(10)))  # 1.1 s later
         rig.send(*(14 + i / 10 for i in range(10)))
         rig.wait_counts(30, 30)
+        rig.call('pause', SetBool.Request(data=True))
+        rig.send(20.0)
+        rig.wait_for('processed', 31)
+        rig.call('pause', SetBool.Request(data=False))
+        rig.send(50.0, 50.1)
+        rig.wait_counts(32, 32)
         assert rig.diagnostic('gaps') == '2'
     log = capfd.readouterr().err
     assert log.count('no image for 1.100 s where one every 0.100 s is expected') == 1
     assert log.count('no image for') == 1
-
-
-def test_a_pause_is_no_gap():
-    with running(num_scale_frames=1) as rig:
-        rig.send(*(10 + i / 10 for i in range(10)))
-        rig.wait_counts(10, 10)
-        rig.call('pause', SetBool.Request(data=True))
-        rig.send(11.0)
-        rig.wait_for('processed', 11)
-        rig.call('pause', SetBool.Request(data=False))
-        rig.send(50.0, 50.1)
-        rig.wait_counts(12, 12)
-        assert rig.node.pipeline.ledger.events()['gaps'] == 0
 
 
 def test_the_time_before_the_map_begins_is_reported_apart():

@@ -110,11 +110,16 @@ def test_what_is_no_picture_is_refused_once_per_kind_and_counted(capfd):
         rig.publish(1.0, encode('rgb8', noise()))
         for i, encoding in enumerate(bad):
             rig.publish(2.0 + i, raw(encoding, np.zeros((43, 57 * 12), np.uint8), 43, 57))
+        rig.send(9.0, size=(0, 0))
+        rig.send(10.0, step=7)
+        rig.send(11.0, size=(4000, 1), data=bytes(12000))  # no patch row would be left
         rig.publish(20.0, encode('rgb8', noise()))
-        rig.wait_counts(8, 2, bad_image=6)
+        rig.wait_counts(11, 2, bad_image=9)
+        rig.wait_for('odometry', 2)
+        assert rig.stamps('odometry') == [1, 20]
         assert rig.state() == 'TRACKING'
         shown = rig.diagnostic('bad_images')
-    assert shown == "encoding 'foo8': 3, encoding '32FC1': 2, encoding '16UC3': 1"
+    assert shown.startswith("encoding 'foo8': 3, encoding '32FC1': 2, ")
     err = capfd.readouterr().err
     assert [err.count(f"encoding '{name}'") for name in ('foo8', '32FC1', '16UC3')] == [1, 1, 1]
 

@@ -22,9 +22,9 @@ def cloud_points(message):
     return np.frombuffer(message.data, POINT_DTYPE)
 
 
-def test_every_output_carries_the_stamp_and_frame_of_its_image():
+def test_every_output_carries_the_stamp_and_frame_of_its_image_and_the_cloud_its_colours():
     topics = ('pose', 'points', 'depth', 'confidence', 'depth_info', 'path')
-    with running(topics, num_scale_frames=1) as rig:
+    with running(topics, num_scale_frames=1, points__stride=1) as rig:
         rig.send(100.25, frame_id='cam7_optical')
         rig.call('flush')
         for topic in (*topics, 'odometry', 'processed'):
@@ -37,6 +37,14 @@ def test_every_output_carries_the_stamp_and_frame_of_its_image():
         assert transform.header.stamp == to_time(100.25)
         assert (transform.header.frame_id, transform.child_frame_id) == ('map', 'cam7_optical')
         assert rig.heard['odometry'][0].child_frame_id == 'cam7_optical'
+        points = cloud_points(rig.heard['points'][0])
+        assert len(points) == 56 * 42
+        np.testing.assert_allclose(points['x'], DEPTH, rtol=1e-6)
+        row = points.reshape(42, 56)
+        assert row['y'][0, 0] > 0 > row['y'][0, -1]  # left of the image is left
+        assert row['z'][0, 0] > 0 > row['z'][-1, 0]
+        assert set(points['rgb']) == {0x808080}
+        assert set(points['confidence']) == {3.0}
 
 
 def test_moving_forward_is_moving_along_x():
@@ -57,30 +65,23 @@ def test_moving_forward_is_moving_along_x():
         assert [p.pose for p in path] == poses
 
 
-def test_scale_applies_to_poses_depth_and_clouds_alike():
+def test_scale_applies_to_poses_their_uncertainty_depth_and_clouds_alike():
     topics = ('points', 'depth')
     with running(topics, num_scale_frames=1, scale=3.0, points__stride=1) as rig:
         rig.send(1.0, 2.0)
         rig.wait_counts(2, 2)
-        assert position(rig.wait_for('odometry', 2)[1].pose.pose) == (3, 0, 0)
+        message = rig.wait_for('odometry', 2)[1]
+        assert position(message.pose.pose) == (3, 0, 0)
+        error = 0.2 / 3.0  # the confidence of the fake engine is 3
+        expected = np.diag([(error * DEPTH * 3.0) ** 2] * 3 + [error**2] * 3)
+        np.testing.assert_allclose(message.pose.covariance.reshape(6, 6), expected, rtol=1e-5)
+        np.testing.assert_array_equal(message.twist.covariance.reshape(6, 6), 1e6 * np.eye(6))
+        assert message.twist.twist == Odometry().twist.twist
         rig.call('flush')
         depth = np.frombuffer(rig.wait_for('depth', 2)[1].data, '<f4')
         np.testing.assert_allclose(depth, 3 * DEPTH)
         points = cloud_points(rig.wait_for('points', 2)[1])
         np.testing.assert_allclose(points['x'], 3 + 3 * DEPTH, rtol=1e-6)
-
-
-def test_cloud_lies_in_front_of_the_camera_with_colour_and_confidence():
-    with running(('points',), num_scale_frames=1, points__stride=1) as rig:
-        rig.send(1.0)
-        points = cloud_points(rig.wait_for('points', 1)[0])
-        assert len(points) == 56 * 42
-        np.testing.assert_allclose(points['x'], DEPTH, rtol=1e-6)
-        row = points.reshape(42, 56)
-        assert row['y'][0, 0] > 0 > row['y'][0, -1]  # left of the image is left
-        assert row['z'][0, 0] > 0 > row['z'][-1, 0]
-        assert set(points['rgb']) == {0x808080}
-        assert set(points['confidence']) == {3.0}
 
 
 def test_clouds_come_for_keyframes_or_for_every_frame():
@@ -96,10 +97,16 @@ def test_clouds_come_for_keyframes_or_for_every_frame():
         rig.call('flush')
         rig.wait_for('points', 6)
         assert rig.stamps('points') == [1, 2, 5, 8, 9, 10]
+        keyframes = rig.engine.keyframes
+        assert rig.set_parameter('keyframe_interval', 2).successful
+        rig.send(11, 12, 13, 14)
+        rig.wait_counts(14, 14)
+        assert rig.engine.keyframes == keyframes + 2
 
 
-def test_points_parameters_act_at_once():
-    with running(('points',), num_scale_frames=1, points__stride=1) as rig:
+def test_points_parameters_and_rates_act_at_once():
+    topics = ('points', 'path')
+    with running(topics, num_scale_frames=1, points__stride=1, path__publish_rate=0.01) as rig:
         for count, (name, value, expected) in enumerate(
             [
                 ('points.stride', 2, 28 * 21),
@@ -112,12 +119,7 @@ def test_points_parameters_act_at_once():
             assert rig.set_parameter(name, value).successful
             rig.send(float(count))
             assert rig.wait_for('points', count)[-1].width == expected
-
-
-def test_a_new_rate_acts_at_once():
-    with running(('path',), num_scale_frames=1, path__publish_rate=0.01) as rig:
-        rig.send(1.0)
-        rig.wait_counts(1, 1)
+        rig.wait_counts(4, 4)
         assert not rig.heard['path']
         assert rig.set_parameter('path.publish_rate', 50.0).successful
         rig.wait_for('path', 1)  # not after the 100 s of before
@@ -212,17 +214,6 @@ def test_tf_can_be_switched_off():
         assert not rig.heard['tf']
         assert rig.probe.count_publishers('/tf') == 0
         assert rig.node.count_subscribers('/tf') == 1  # that of the probe
-
-
-def test_odometry_is_as_uncertain_as_its_depth_and_the_twist_is_unknown():
-    with running(num_scale_frames=1, scale=3.0) as rig:
-        rig.send(1.0)
-        (message,) = rig.wait_for('odometry', 1)
-        error = 0.2 / 3.0  # the confidence of the fake engine is 3
-        expected = np.diag([(error * DEPTH * 3.0) ** 2] * 3 + [error**2] * 3)
-        np.testing.assert_allclose(message.pose.covariance.reshape(6, 6), expected, rtol=1e-5)
-        np.testing.assert_array_equal(message.twist.covariance.reshape(6, 6), 1e6 * np.eye(6))
-        assert message.twist.twist == Odometry().twist.twist
 
 
 @pytest.mark.parametrize('topic', ['depth', 'confidence', 'depth_info'])

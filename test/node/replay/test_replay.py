@@ -11,11 +11,13 @@ import threading
 import time
 
 from bag_writer import odometry, raw_image, tf_message, transform_stamped, write_bag
+from evaluate_rig import blank_png, draw_nothing
 from fake_engine import DEPTH, FakeEngine, straight, turned
 from geometry_msgs.msg import Quaternion, TransformStamped, Vector3
 from lingbot_map.evaluation import cli as evaluate
 from lingbot_map_ros.node import LingbotMapNode
 from lingbot_map_ros.replay import cli as replay
+from lingbot_map_ros.replay import results
 from lingbot_map_ros.replay.player import Player
 import numpy as np
 from PIL import Image
@@ -37,6 +39,7 @@ def fake_engine(monkeypatch):
     """Return a function that makes the next replay use a FakeEngine with the given options."""
 
     def use(**options):
+        monkeypatch.setattr(results, 'render_map', blank_png)
         make = functools.partial(FakeEngine, **options)
         monkeypatch.setattr(replay, 'LingbotMapNode', functools.partial(LingbotMapNode, make))
 
@@ -102,7 +105,9 @@ def test_the_real_network_maps_a_folder(folder, tmp_path, capsys):
     assert 'weights are random' in capsys.readouterr().out
 
 
-def test_lossless_replay_equals_the_evaluation(folder, tmp_path):
+def test_lossless_replay_equals_the_evaluation(folder, tmp_path, monkeypatch):
+    draw_nothing(monkeypatch)
+    monkeypatch.setattr(results, 'render_map', blank_png)
     walk, flags = folder(20), ['--model', 'tiny', '--checkpoint', 'random']
     assert evaluate.main([str(walk), '--out', str(tmp_path / 'evaluated'), *flags]) == 0
     code, _, poses = run(walk, tmp_path, *flags)
