@@ -176,7 +176,7 @@ class GapWatch:
         self._newest_ns = None
         self._periods_s.clear()
 
-    def see(self, stamp_ns: int) -> str:
+    def check(self, stamp_ns: int) -> str:
         """Return a text about the gap before this stamp, or '' if there is none."""
         newest_ns, self._newest_ns = self._newest_ns, stamp_ns
         if newest_ns is None:

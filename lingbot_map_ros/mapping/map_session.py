@@ -6,7 +6,7 @@ from enum import Enum
 import time
 
 from lingbot_map.images.view import View
-from lingbot_map.mapping.pose_quality import JumpWatch, look_at, Scene
+from lingbot_map.mapping.pose_quality import JumpWatch, measure_scene, Scene
 from lingbot_map.streaming.frame import FrameResult
 from lingbot_map_ros.frame import BAD_POSE, Dropped, Frame
 from lingbot_map_ros.input.admission import Admission, GapWatch
@@ -129,14 +129,14 @@ class MapSession(PublishedMap):
         except FloatingPointError as error:
             why = f'{error}; check the weights and the precision (dtype)'
             raise Dropped(BAD_POSE, why) from error
-        return placement, look_at(placement.frame)
+        return placement, measure_scene(placement.frame)
 
     def find_jump(self, frame: Frame, placement: Placement, scene: Scene) -> str:
         """Return what is wrong with the step to this pose; '' if nothing is."""
         T_map_cam = placement.frame.camera.T_map_body
-        return self._jumps.see(T_map_cam, frame.stamp_ns, scene.depth)
+        return self._jumps.check(T_map_cam, frame.stamp_ns, scene.depth)
 
-    def note_delivered(self) -> None:
+    def end_batch(self) -> None:
         """Note that all results are out: images that arrive later meet a running map."""
         if self.is_initialized:
             self.initialized_s = min(self.initialized_s, time.monotonic())

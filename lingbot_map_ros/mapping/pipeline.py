@@ -97,8 +97,8 @@ class Pipeline:
         except Dropped as drop:
             return message, drop.reason, str(drop)
         if admitted.jump_s:
-            self._start_afresh(f'image stamps jumped back by {admitted.jump_s:.3f} s')
-        gap = self.session.gaps.see(admitted.stamp_ns)
+            self._restart(f'image stamps jumped back by {admitted.jump_s:.3f} s')
+        gap = self.session.gaps.check(admitted.stamp_ns)
         if gap:
             self.ledger.count_event(GAP, gap)
         frame = Frame(message, to_stamp(admitted.stamp_ns), admitted.camera, time.monotonic())
@@ -119,9 +119,9 @@ class Pipeline:
     def reset(self) -> None:
         """Start a new map; nothing of the old one is published once this has returned."""
         with self.outputs.lock:
-            self._start_afresh('reset was called', Admission(self.params))
+            self._restart('reset was called', Admission(self.params))
 
-    def _start_afresh(self, why: str, admission: Admission | None = None) -> None:
+    def _restart(self, why: str, admission: Admission | None = None) -> None:
         """Start a new map without the images that wait; call it under the lock of the outputs."""
         self._start_map(admission)
         self._empty_inbox(RESET)

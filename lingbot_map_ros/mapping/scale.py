@@ -16,8 +16,8 @@ _STEP_M = 0.1  # a shorter way says little: both paths are noisy
 _MIN_PATH_M = 1.0
 _MIN_STEPS = 8
 _MAX_SPREAD = 0.2  # of the logarithms of the ratios, robust standard deviation
-_MAX_TURN_DEG = 10.0  # of a step, where it is unknown how far the camera is from the axis
-_RECENT = 150  # images
+_MAX_ROTATION_DEG = 10.0  # of a step, where it is unknown how far the camera is from the axis
+_MAX_PAIRS = 150  # images
 _MAX_WAITING = 50  # images newer than all odometry
 _PATIENCE_S = 5.0  # for odometry at the time of the images
 _TO_SIGMA = 1.4826  # from the median absolute deviation to the standard deviation
@@ -49,7 +49,7 @@ class ScaleEstimator:
         self._odometry, self._tree, self._params = odometry, tree, params
         self._camera = camera
         self._waiting: deque[tuple[int, np.ndarray]] = deque(maxlen=_MAX_WAITING)
-        self._pairs: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=_RECENT)
+        self._pairs: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=_MAX_PAIRS)
 
     def add(self, stamp_ns: int, T_world_cam: np.ndarray) -> ScaleFit | None:
         """Take the pose of the next image; return the fit as soon as there is a certain one."""
@@ -57,14 +57,14 @@ class ScaleEstimator:
             return None
         self._waiting.append((stamp_ns, T_world_cam))
         newest_ns = self._odometry.newest_ns
-        is_longer = False
+        is_new = False
         while self._waiting and self._waiting[0][0] <= newest_ns:
             waited_ns, T = self._waiting.popleft()
             T_odom_base = self._odometry.at(waited_ns)
             if T_odom_base is not None:
                 self._pairs.append((T, T_odom_base))
-                is_longer = True
-        if is_longer:
+                is_new = True
+        if is_new:
             self._paired_s, self.trouble = time.monotonic(), ''
             return self._fit()
         if time.monotonic() - self._paired_s > _PATIENCE_S:
@@ -83,10 +83,10 @@ class ScaleEstimator:
 
     def _fit(self) -> ScaleFit | None:
         T_world_cam, T_odom_base = (np.array(side) for side in zip(*self._pairs, strict=True))
-        T_base_cam = self._mount()
-        may_turn = T_base_cam is not None
-        T_odom_cam = T_odom_base @ T_base_cam if may_turn else T_odom_base
-        ratios, path_m = step_ratios(T_world_cam, T_odom_cam, may_turn)
+        T_base_cam = self._extrinsics()
+        has_extrinsics = T_base_cam is not None
+        T_odom_cam = T_odom_base @ T_base_cam if has_extrinsics else T_odom_base
+        ratios, path_m = step_ratios(T_world_cam, T_odom_cam, has_extrinsics)
         self.status = f'waiting for motion: {path_m:.2f} of {_MIN_PATH_M:g} m'
         if path_m < _MIN_PATH_M or len(ratios) < _MIN_STEPS:
             return None
@@ -98,7 +98,7 @@ class ScaleEstimator:
             return None
         return ScaleFit(float(np.exp(np.median(logs))), path_m, len(ratios), spread)
 
-    def _mount(self) -> np.ndarray | None:
+    def _extrinsics(self) -> np.ndarray | None:
         base = self._odometry.child_frame or self._params.base_frame
         try:
             return self._tree.extrinsics(base, self._camera)
@@ -107,25 +107,26 @@ class ScaleEstimator:
 
 
 def step_ratios(
-    T_world_cam: np.ndarray, T_odom: np.ndarray, may_turn: bool
+    T_world_cam: np.ndarray, T_odom: np.ndarray, has_extrinsics: bool
 ) -> tuple[np.ndarray, float]:
     """
     Return how much longer the steps of `T_odom` are than those of `T_world_cam`, and their sum.
 
     Both are poses (N, 4, 4) of the same moments. A step ends where the odometry is far enough from
-    its begin. Unless both speak of the same point, a step must not turn (`may_turn` is False): the
-    two move differently then.
+    its begin. Unless both speak of the same point, a step must not turn (`has_extrinsics` is False):
+    the two move differently then.
     """
     first, ratios, path_m = 0, [], 0.0
     for second in range(1, len(T_odom)):
-        way_m = np.linalg.norm(T_odom[second, :3, 3] - T_odom[first, :3, 3])
-        if way_m < _STEP_M:
+        step_m = np.linalg.norm(T_odom[second, :3, 3] - T_odom[first, :3, 3])
+        if step_m < _STEP_M:
             continue
-        turn = T_odom[first, :3, :3].T @ T_odom[second, :3, :3]
-        way = np.linalg.norm(T_world_cam[second, :3, 3] - T_world_cam[first, :3, 3])
-        if way > 0 and (may_turn or rotation_angles_deg(turn[None])[0] < _MAX_TURN_DEG):
-            ratios.append(way_m / way)
-            path_m += way_m
+        R_step = T_odom[first, :3, :3].T @ T_odom[second, :3, :3]
+        step = np.linalg.norm(T_world_cam[second, :3, 3] - T_world_cam[first, :3, 3])
+        is_straight = rotation_angles_deg(R_step[None])[0] < _MAX_ROTATION_DEG
+        if step > 0 and (has_extrinsics or is_straight):
+            ratios.append(step_m / step)
+            path_m += step_m
         first = second
     return np.array(ratios), float(path_m)
 

@@ -40,8 +40,8 @@ import torch
 
 _PERIOD_S = 5.0  # between records of the same line of code
 _POLL_S = 0.2
-_ERRORS_SAID_EVERY_S = 5.0
-_SCALE_TROUBLE_SAID_EVERY_S = 30.0
+_ERROR_LOG_PERIOD_S = 5.0
+_SCALE_LOG_PERIOD_S = 30.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 _KEPT_BYTES = 128 * 2**20
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20  # that glibc accepts
@@ -70,7 +70,7 @@ class LibraryLog(logging.Handler):
     def __init__(self, logger):
         super().__init__()
         self._logger, self._thread = logger, threading.get_ident()
-        self._said_s: dict[tuple[str, int], float] = {}
+        self._logged_s: dict[tuple[str, int], float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
         # Each node of a process has a handler and a thread: a record belongs to one of them.
@@ -85,9 +85,9 @@ class LibraryLog(logging.Handler):
 
     def _is_news(self, record: logging.LogRecord) -> bool:
         place, now_s = (record.pathname, record.lineno), time.monotonic()
-        quiet = now_s - self._said_s.get(place, -float('inf')) < _PERIOD_S
+        quiet = now_s - self._logged_s.get(place, -float('inf')) < _PERIOD_S
         if not quiet:
-            self._said_s[place] = now_s
+            self._logged_s[place] = now_s
         return not quiet
 
 
@@ -145,7 +145,7 @@ class Worker:
 
     def flush(self) -> Future:
         """Finish what is waiting, also a short scale batch; the future holds the frame count."""
-        done = self._flushes.ask()
+        done = self._flushes.add()
         self._inbox.wake()
         return done
 
@@ -165,7 +165,7 @@ class Worker:
     def _run(self) -> None:
         # Entered once and before the warm-up: a change of the grad mode would recompile.
         with torch.inference_mode(), library_log(self._logger):
-            while not self._ends():
+            while not self._is_ending():
                 try:
                     if self._engine is None:
                         self._load()
@@ -174,7 +174,7 @@ class Worker:
                     self._on_error(error)
             self._release()
 
-    def _ends(self) -> bool:
+    def _is_ending(self) -> bool:
         """Tell whether to end: on request, or since ROS was shut down around the node."""
         if not (self._stopping or self._outputs.connected):
             self._stopping = True
@@ -207,7 +207,7 @@ class Worker:
             self.gpu_memory_mib = torch.cuda.memory_allocated() / 2**20
 
     def _serve(self) -> None:
-        while not self._ends():
+        while not self._is_ending():
             self._inbox.wait(0.0 if self._flushes else _POLL_S)
             is_first = len(self._inbox) and self._session.view is None
             if is_first and not self._images.ready(_POLL_S):
@@ -224,12 +224,12 @@ class Worker:
         # Under one lock: a reset empties the inbox under the same.
         with self._outputs.lock:
             frame, session = self._inbox.pop(), self._outputs.current
-        self._turn_to(session)
+        self._switch_to(session)
         if frame is not None:
             frame.session = session
         return frame
 
-    def _turn_to(self, session: MapSession) -> None:
+    def _switch_to(self, session: MapSession) -> None:
         """Leave the map before: what it still holds in the engine is dropped."""
         if session is not self._session:
             self._drop_held(RESET)
@@ -247,8 +247,8 @@ class Worker:
 
     def _push(self, frame: Frame) -> None:
         try:
-            picture = self._images.decode(frame.message)
-            view = self._view_of(picture, frame.message.header.frame_id)
+            image = self._images.decode(frame.message)
+            view = self._view_of(image, frame.message.header.frame_id)
             width, height = view.upright_size
             network_size = self._engine.network_size(height, width)
             if network_size != self.warm_up.size:
@@ -262,10 +262,10 @@ class Worker:
         if self._session.is_outdated():
             self._logger.warning('the mount of the camera is known now: starting a new map')
             self._move_to_new_map(frame)
-        self._refresh_engine()
+        self._reset_engine_for_new_map()
         if view is not self._session.view:
             self._change_view(frame, view, network_size)
-        self._infer(frame, view.prepare(picture))
+        self._infer(frame, view.prepare(image))
 
     def _infer(self, frame: Frame, rgb: np.ndarray) -> None:
         engine, params = self._engine, self._outputs.params
@@ -282,7 +282,7 @@ class Worker:
             self._drop(frame, MAP_FULL, trouble)
             return
         if engine.sequence != sequence:
-            self._follow_engine(frame)
+            self._follow_engine_reset(frame)
         self._session.trouble = ''
         if engine.is_static and not results:
             self._drop_static(frame)
@@ -297,7 +297,7 @@ class Worker:
                 "(set 'motion_gate' to false to begin anyway)"
             )
 
-    def _follow_engine(self, frame: Frame) -> None:
+    def _follow_engine_reset(self, frame: Frame) -> None:
         """Turn to a new map: the engine began one by itself, with this image."""
         self._logger.warning(
             'the memory is full: starting a new map, path and map are emptied '
@@ -307,13 +307,13 @@ class Worker:
         self._move_to_new_map(frame)
         self._session.view, self._engine_session = view, self._session
 
-    def _view_of(self, picture: np.ndarray, frame_id: str) -> View:
-        size, view = picture.shape[1::-1], self._session.view
+    def _view_of(self, image: np.ndarray, frame_id: str) -> View:
+        size, view = image.shape[1::-1], self._session.view
         if view is not None and view.size == size:
             return view
         return self._images.view(size, frame_id)
 
-    def _refresh_engine(self) -> None:
+    def _reset_engine_for_new_map(self) -> None:
         """Have the engine forget images of another map."""
         if self._engine_session is not self._session:
             self._engine.reset()
@@ -325,7 +325,7 @@ class Worker:
         if self._session.view is not None:
             self._logger.warning(f'the image size changed to {width}x{height}: starting a new map')
             self._move_to_new_map(frame)
-            self._refresh_engine()
+            self._reset_engine_for_new_map()
         if network_size != self.warm_up.size:
             self._logger.info(f'images are {width}x{height}: warming up again for their size')
             self._busy_since_s = None  # may take minutes, and is not an image that is stuck
@@ -340,15 +340,15 @@ class Worker:
                 return
             session = self._start_map()
         self._session.held.remove(frame)
-        self._turn_to(session)
+        self._switch_to(session)
         session.held.append(frame)
         frame.session = session
 
     def _flush(self) -> None:
-        self._flushes.take()
+        self._flushes.begin()
         self._busy_since_s = time.monotonic()
         try:
-            self._refresh_engine()
+            self._reset_engine_for_new_map()
             results = self._engine.flush()
             self._deliver(results)
             self._outputs.flush()
@@ -360,7 +360,7 @@ class Worker:
         session = self._session
         for result in results:
             self._deliver_one(session.view.restore(result))
-        session.note_delivered()
+        session.end_batch()
         session.progress = Progress.of(self._engine)
 
     def _deliver_one(self, result: FrameResult) -> None:
@@ -396,7 +396,7 @@ class Worker:
         elif session.scale_trouble:
             self._logger.warning(
                 f'there is no scale yet: {session.scale_trouble}',
-                throttle_duration_sec=_SCALE_TROUBLE_SAID_EVERY_S,
+                throttle_duration_sec=_SCALE_LOG_PERIOD_S,
             )
 
     def _drop(self, frame: Frame, reason: str, why: str = '', kind: str = '') -> None:
@@ -412,13 +412,13 @@ class Worker:
             self._stopping = True
             self._loaded.set_exception(error)
             return
-        if self._ends():  # there is nobody to publish for, which is what failed
+        if self._is_ending():  # there is nobody to publish for, which is what failed
             return
         self.errors += 1
         reason = describe(error)
         self._logger.error(
             f'{reason}: starting a new map ({self.errors} errors so far)',
-            throttle_duration_sec=_ERRORS_SAID_EVERY_S,
+            throttle_duration_sec=_ERROR_LOG_PERIOD_S,
         )
         self._drop_held(WORKER_ERROR)
         self._session = self._start_map()

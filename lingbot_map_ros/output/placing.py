@@ -22,7 +22,7 @@ class Placement:
     frame: MappedFrame
     body: Pose  # what odometry, pose and TF speak of: the robot in ROBOT_MODES, else the camera
     body_frame: str
-    missing: str = ''  # why the body is not the robot, although it should be
+    missing_extrinsics: str = ''  # why the body is not the robot, although it should be
     is_scaled: bool = True  # False while the scale is still being estimated
 
 
@@ -36,16 +36,16 @@ class Placer:
 
     def __init__(self, params: NodeParams, tree: FrameTree, camera: str, scale: float):
         self.camera = camera
-        self.missing = ''
+        self.missing_extrinsics = ''
         self._params, self._tree = params, tree
-        T_base_cam = self._find_mount()
+        T_base_cam = self._find_extrinsics()
         self._body_frame, self._T_cam_body = camera, None
         if T_base_cam is not None and params.tf_mode in ROBOT_MODES:
             self._body_frame, self._T_cam_body = params.base_frame, invert(T_base_cam)
         self._frame = MapFrame(scale, camera_rotation(params.image_rotation), T_base_cam)
         self._track = ContinuousPoses()
 
-    def _find_mount(self) -> np.ndarray | None:
+    def _find_extrinsics(self) -> np.ndarray | None:
         params = self._params
         if not params.base_frame:
             return None
@@ -53,7 +53,7 @@ class Placer:
             return self._tree.extrinsics(params.base_frame, self.camera)
         except NoTransform as error:
             if params.tf_mode in ROBOT_MODES:
-                self.missing = str(error)
+                self.missing_extrinsics = str(error)
             return None
 
     @property
@@ -72,7 +72,7 @@ class Placer:
 
     def is_outdated(self) -> bool:
         """Tell whether a mount that was missing when the map began is known now."""
-        if not self.missing:
+        if not self.missing_extrinsics:
             return False
         try:
             self._tree.extrinsics(self._params.base_frame, self.camera)
@@ -86,4 +86,4 @@ class Placer:
         body = frame.camera
         if self._T_cam_body is not None:
             body = self._track.pose(frame.camera.T_map_body @ self._T_cam_body)
-        return Placement(frame, body, self._body_frame, self.missing, is_scaled)
+        return Placement(frame, body, self._body_frame, self.missing_extrinsics, is_scaled)

@@ -19,7 +19,7 @@ from std_msgs.msg import Header
 from tf2_ros import TransformBroadcaster
 
 _NS = 1e9
-_SAY_AGAIN_S = 30.0
+_LOG_PERIOD_S = 30.0
 _PATIENCE_S = 1.0  # for odom -> base at the time of an image
 _STANDSTILL_S = 3.0  # of simulated time, while images come
 _MAX_WAITING = 30  # images whose odom -> base has not come yet
@@ -35,7 +35,7 @@ class MapTransform:
 
     def __init__(self, node, tree: FrameTree, params: NodeParams):
         self._troubles: dict[str, str] = {}  # by kind
-        self._said_s: dict[str, float] = {}
+        self._logged_s: dict[str, float] = {}
         self._node, self._tree, self._params = node, tree, params
         self._broadcaster = TransformBroadcaster(node)
         self._late_ns = int(params.time_jump_threshold * _NS)
@@ -48,14 +48,14 @@ class MapTransform:
 
     def send(self, frame: Frame, placement: Placement) -> None:
         """Take the placement of the next image; to be called with the lock of the outputs."""
-        if placement.missing:
-            self._complain('mount', _without_mount(placement.missing))
+        if placement.missing_extrinsics:
+            self._report_trouble('extrinsics', _without_extrinsics(placement.missing_extrinsics))
             return
-        self._resolve('mount')
+        self._clear_trouble('extrinsics')
         if placement.is_scaled:  # a transform of another scale could not be taken back
-            self._take(frame, placement)
+            self._add(frame, placement)
 
-    def _take(self, frame: Frame, placement: Placement) -> None:
+    def _add(self, frame: Frame, placement: Placement) -> None:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -65,14 +65,14 @@ class MapTransform:
         """Send a transform, unless its frame got another parent or its stamp is an old one."""
         parent = self._tree.rival_parent(child, since_s)
         if parent:
-            self._complain(
+            self._report_trouble(
                 'rival',
                 f"no TF is published: '{child}' has the parent '{parent}' already and cannot have "
                 f"'{self._params.map_frame}' too; set the parameter 'tf_mode' to "
                 f'{self._remedy()}, or stop who publishes the other and call ~/reset',
             )
             return
-        self._resolve('rival')
+        self._clear_trouble('rival')
         if self._is_next(stamp_ns):
             header = Header(stamp=to_stamp(stamp_ns), frame_id=self._params.map_frame)
             self._broadcaster.sendTransform(transform(header, child, pose))
@@ -89,22 +89,22 @@ class MapTransform:
         self._newest_ns = stamp_ns
         return True
 
-    def _complain(self, kind: str, trouble: str) -> None:
+    def _report_trouble(self, kind: str, trouble: str) -> None:
         """Show a trouble, and log it when it is new or has lasted."""
         self._troubles[kind] = trouble
         now_s = time.monotonic()
-        if now_s - self._said_s.get(kind, -float('inf')) > _SAY_AGAIN_S:
-            self._said_s[kind] = now_s
+        if now_s - self._logged_s.get(kind, -float('inf')) > _LOG_PERIOD_S:
+            self._logged_s[kind] = now_s
             self._node.get_logger().error(trouble)
 
-    def _resolve(self, kind: str) -> None:
+    def _clear_trouble(self, kind: str) -> None:
         self._troubles.pop(kind, None)
 
 
 class ImageTransform(MapTransform):
     """Places the camera or the robot, with the stamp of each image."""
 
-    def _take(self, frame: Frame, placement: Placement) -> None:
+    def _add(self, frame: Frame, placement: Placement) -> None:
         since_s = frame.session.started_s
         self._send(frame.stamp_ns, placement.body_frame, placement.body, since_s)
 
@@ -160,28 +160,28 @@ class OdomTransform(MapTransform):
         self._outputs = outputs
         self._correction = Correction(None)
         self._clock_ns, self._clock_since_s = -1, 0.0  # what it showed, and since when
-        self._looked_s = 0.0
+        self._checked_s = 0.0
         # The node's clock: at a faster simulated time it has to be sent more often.
         self._timer = node.create_timer(
             1 / params.tf_rate, self._tick, MutuallyExclusiveCallbackGroup()
         )
 
-    def _take(self, frame: Frame, placement: Placement) -> None:
+    def _add(self, frame: Frame, placement: Placement) -> None:
         if self._correction.of_map is not frame.session:
             self._correction = Correction(frame.session)
         self._correction.add(frame.stamp_ns, placement.body.T_map_body)
-        self._look_at_clock()
+        self._check_clock()
 
-    def _look_at_clock(self) -> None:
+    def _check_clock(self) -> None:
         """Complain of simulated time that stands still: the timer waits for it, nothing else."""
         clock_ns, now_s = self._node.get_clock().now().nanoseconds, time.monotonic()
-        paused = now_s - self._looked_s > _STANDSTILL_S  # then images go on before the clock
-        self._looked_s = now_s
+        paused = now_s - self._checked_s > _STANDSTILL_S  # then images go on before the clock
+        self._checked_s = now_s
         if clock_ns != self._clock_ns or paused:
             self._clock_ns, self._clock_since_s = clock_ns, now_s
-            self._resolve('clock')
+            self._clear_trouble('clock')
         elif now_s - self._clock_since_s > _STANDSTILL_S:
-            self._complain(
+            self._report_trouble(
                 'clock',
                 f'no TF is published: use_sim_time is set and /clock stands still at '
                 f'{clock_ns / _NS:.3f} s although images come; publish /clock (ros2 bag play '
@@ -208,9 +208,9 @@ class OdomTransform(MapTransform):
             self._node.get_clock().now().nanoseconds,
         )
         if not reason:
-            self._resolve('odom')
+            self._clear_trouble('odom')
         elif time.monotonic() - correction.since_s > _PATIENCE_S:
-            self._complain('odom', self._without_odometry(reason))
+            self._report_trouble('odom', self._without_odometry(reason))
 
     def _without_odometry(self, reason: str) -> str:
         params = self._params
@@ -245,9 +245,9 @@ def create_transform(node, tree: FrameTree, params: NodeParams, outputs) -> MapT
     return ImageTransform(node, tree, params)
 
 
-def _without_mount(missing: str) -> str:
+def _without_extrinsics(reason: str) -> str:
     return (
-        f'no TF is published, odometry and pose are those of the camera: {missing}; publish the '
+        f'no TF is published, odometry and pose are those of the camera: {reason}; publish the '
         'mount of the camera (robot_state_publisher or static_transform_publisher), a new map '
         "starts then; or set the parameter 'tf_mode' to 'map_to_camera'"
     )

@@ -44,13 +44,13 @@ def test_a_map_initializes_then_tracks():
     assert (fresh.state, fresh.is_initialized, fresh.trouble) == (State.INITIALIZING, False, '')
     fresh.progress = Progress(is_static=True)
     assert fresh.state is State.WAITING_FOR_MOTION
-    fresh.note_delivered()  # of images that gave no pose
+    fresh.end_batch()  # of images that gave no pose
     assert (fresh.state, fresh.initialized_s) == (State.WAITING_FOR_MOTION, float('inf'))
     fresh.is_initialized = True
-    fresh.note_delivered()
+    fresh.end_batch()
     assert fresh.state is State.TRACKING
     began_s = fresh.initialized_s
-    fresh.note_delivered()
+    fresh.end_batch()
     assert fresh.initialized_s == began_s < float('inf')
 
 
@@ -64,7 +64,8 @@ def test_results_are_placed_in_map_units():
     )
     assert set(placement.frame.depth.ravel().tolist()) == {2.5 * DEPTH}
     assert scene.depth == pytest.approx(2.5 * DEPTH)
-    assert (placement.body_frame, placement.is_scaled, placement.missing) == ('cam', True, '')
+    assert (placement.body_frame, placement.is_scaled) == ('cam', True)
+    assert placement.missing_extrinsics == ''
     assert scaled.scale_status == '2.5'
 
 
