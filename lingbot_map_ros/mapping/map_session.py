@@ -1,4 +1,4 @@
-"""A map as an object: what is known from its first image until the next map begins."""
+"""One map, from its first image until the next map starts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from lingbot_map_ros.output.frames import FrameTree
 from lingbot_map_ros.output.placing import Placement, Placer
 from lingbot_map_ros.output.publishing import PublishedMap
 from lingbot_map_ros.parameters import NodeParams
+import numpy as np
 
 
 class State(Enum):
-    """What the node is doing; the names appear in diagnostics."""
+    """What the node is doing; the values appear in diagnostics."""
 
     UNCONFIGURED = 'UNCONFIGURED'
     LOADING = 'LOADING'
@@ -39,10 +40,10 @@ class State(Enum):
 
 class MapSession(PublishedMap):
     """
-    One map; the next one is another session, and no field of this one is set back.
+    The state of one map. It is never reset: the next map is a new session.
 
-    The worker writes it, the executor's threads read it. Path and points have a lock (see
-    PublishedMap), `admission` and `gaps` belong to the image callback.
+    Written by the worker, read by any thread. Path and points have a lock (see PublishedMap).
+    `admission` and `gaps` are used by the image callback.
     """
 
     def __init__(
@@ -56,17 +57,17 @@ class MapSession(PublishedMap):
     ):
         super().__init__(number, params)
         self.admission, self.gaps = admission, GapWatch()
-        self.counts_before = counts  # of all images, when the map began
-        self.view: View | None = None  # of its images, from the first one on
-        self.held: list[Frame] = []  # in the engine, not yet accounted for
+        self.counts_before = counts  # of all images, when the map started
+        self.view: View | None = None  # of its images; set with the first one
+        self.held: list[Frame] = []  # in the engine, without a pose yet; used by the worker
         self.progress = Progress()
-        self.trouble = ''  # why no poses are published; '' if all is well
+        self.trouble = ''  # why no poses are published, or ''
         self.is_initialized = False  # whether poses have been published
-        self.initialized_s = float('inf')  # when the whole first batch was
+        self.initialized_s = float('inf')  # time.monotonic() after the first batch
         self.waits_for_motion = False
         self._params, self._tree, self._odometry = params, tree, odometry
-        self._placer: Placer | None = None  # from the first result on
-        self._estimator: ScaleEstimator | None = None  # until the scale is known
+        self._placer: Placer | None = None  # set with the first result
+        self._estimator: ScaleEstimator | None = None  # None when the scale is known
         self._jumps = JumpWatch()
 
     @property
@@ -78,7 +79,7 @@ class MapSession(PublishedMap):
 
     @property
     def scale_status(self) -> str:
-        """Return the scale and its source in words."""
+        """Return a text with the scale and its source."""
         if self._estimator is not None:
             return self._estimator.status
         if self._odometry is not None:
@@ -88,18 +89,18 @@ class MapSession(PublishedMap):
 
     @property
     def scale_trouble(self) -> str:
-        """Return why the scale may never be known, or ''."""
+        """Return why the scale may never be found, or ''."""
         return '' if self._estimator is None else self._estimator.trouble
 
     def is_outdated(self) -> bool:
-        """Return whether a new map could be placed better, with the camera's extrinsics."""
+        """Return whether the extrinsics that this map lacks are available now."""
         return self._placer is not None and self._placer.is_outdated()
 
     def estimate_scale(self, frame: Frame, result: FrameResult) -> tuple[ScaleFit, float] | None:
         """
-        Take the next result; return the scale once it is certain, and its ratio to the one before.
+        Add the next result; once the scale is found, return it and its ratio to the old scale.
 
-        The caller then rescales path and points; `scale_origin` stays in place.
+        The caller then rescales path and points about `scale_origin`.
         """
         if self._placer is None:
             self._begin_with(frame)
@@ -114,15 +115,15 @@ class MapSession(PublishedMap):
         return fit, ratio
 
     @property
-    def scale_origin(self):
-        """The point (3,) of the map that a change of scale leaves in place."""
+    def scale_origin(self) -> np.ndarray:
+        """The fixed point (3,) of a change of scale, in the map frame."""
         return self._placer.origin
 
     def place(self, result: FrameResult) -> tuple[Placement, Scene]:
         """
-        Return where a result is in the map, after `estimate_scale` has seen it, and its scene.
+        Return the placement and the scene of a result; call after `estimate_scale`.
 
-        :raises Dropped: it is not finite.
+        :raises Dropped: the result is not finite.
         """
         try:
             placement = self._placer.place(result, self._estimator is None)
@@ -132,12 +133,12 @@ class MapSession(PublishedMap):
         return placement, measure_scene(placement.frame)
 
     def find_jump(self, frame: Frame, placement: Placement, scene: Scene) -> str:
-        """Return what is wrong with the step to this pose; '' if nothing is."""
+        """Return a text about a jump from the previous pose to this one, or ''."""
         T_map_cam = placement.frame.camera.T_map_body
         return self._jumps.check(T_map_cam, frame.stamp_ns, scene.depth)
 
     def end_batch(self) -> None:
-        """Note that all results are out: images that arrive later meet a running map."""
+        """Note that all results of the engine are published; with the first ones, set the time."""
         if self.is_initialized:
             self.initialized_s = min(self.initialized_s, time.monotonic())
 

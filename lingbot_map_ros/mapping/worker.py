@@ -1,4 +1,4 @@
-"""The one thread that touches the device, from loading to release."""
+"""The thread that loads the engine, runs it and releases it; no other thread uses the device."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from lingbot_map_ros.parameters import NodeParams
 import numpy as np
 import torch
 
-_PERIOD_S = 5.0  # between records of the same line of code
+_RECORD_LOG_PERIOD_S = 5.0  # for records of the same line of code
 _POLL_S = 0.2
 _ERROR_LOG_PERIOD_S = 5.0
 _SCALE_LOG_PERIOD_S = 30.0
@@ -51,10 +51,10 @@ def keep_freed_memory() -> None:
     """
     Let glibc keep freed memory for the next message instead of returning it to the system.
 
-    Otherwise the pages of each cloud are faulted in again. Medians of two runs on two CPU cores,
+    Otherwise each cloud causes page faults for its memory. Medians of two runs on two CPU cores,
     with this call and without: a 518x392 cloud on the publisher thread 2.5 and 2.8 ms against
     15.3 and 19.2 ms, serialising 1 M points 6.4 and 15.0 ms against 40.5 and 70.3 ms. The time
-    from image to TF does not depend on it. Does nothing with other C libraries.
+    from image to TF is the same. Does nothing with other C libraries.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -65,7 +65,7 @@ def keep_freed_memory() -> None:
 
 
 class LibraryLog(logging.Handler):
-    """Hands what is logged in the thread that makes it to the logger of a node."""
+    """Forwards log records of the thread that created this handler to a node's logger."""
 
     def __init__(self, logger):
         super().__init__()
@@ -73,8 +73,8 @@ class LibraryLog(logging.Handler):
         self._logged_s: dict[tuple[str, int], float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        # Each node of a process has a handler and a thread: a record belongs to one of them.
-        if record.thread != self._thread or not self._is_news(record):
+        # Each node of a process has its own worker thread and its own handler.
+        if record.thread != self._thread or not self._is_due(record):
             return
         if record.levelno >= logging.ERROR:
             self._logger.error(record.getMessage())
@@ -83,9 +83,9 @@ class LibraryLog(logging.Handler):
         else:
             self._logger.info(record.getMessage())
 
-    def _is_news(self, record: logging.LogRecord) -> bool:
+    def _is_due(self, record: logging.LogRecord) -> bool:
         place, now_s = (record.pathname, record.lineno), time.monotonic()
-        quiet = now_s - self._logged_s.get(place, -float('inf')) < _PERIOD_S
+        quiet = now_s - self._logged_s.get(place, -float('inf')) < _RECORD_LOG_PERIOD_S
         if not quiet:
             self._logged_s[place] = now_s
         return not quiet
@@ -93,9 +93,9 @@ class LibraryLog(logging.Handler):
 
 @contextmanager
 def library_log(logger) -> Iterator[None]:
-    """Have what `lingbot_map` says in this thread logged by `logger` of a node."""
+    """Log the records of `lingbot_map` from this thread with `logger` of a node."""
     library, handler = logging.getLogger('lingbot_map'), LibraryLog(logger)
-    budget.LOGGER.setLevel(logging.INFO)  # the size of the memory; elsewhere warnings do
+    budget.LOGGER.setLevel(logging.INFO)  # also logs the memory size
     library.addHandler(handler)
     try:
         yield
@@ -105,10 +105,13 @@ def library_log(logger) -> Iterator[None]:
 
 class Worker:
     """
-    Takes images from the inbox, runs the engine and hands the results to the outputs.
+    Takes images from the inbox, runs the engine and passes the results to the outputs.
 
-    `start_map()` makes the next MapSession the current one of `outputs`. An exception costs the
-    map, not the thread: it is logged, and a new map starts. Attributes are thread-safe to read.
+    `start_map()` makes a new MapSession the current one of `outputs`. After an exception the
+    thread logs it, starts a new map and continues. Public attributes are thread-safe to read.
+
+    `outputs.current` is the map of new images, `_session` that of the image being processed. The
+    two differ from a reset until the next image is taken.
     """
 
     def __init__(
@@ -124,14 +127,14 @@ class Worker:
         self.phase = State.LOADING
         self.errors = 0
         self.forward_ms = 0.0  # of the newest result
-        self.gpu_memory_mib = 0.0  # that torch has allocated; 0 on a CPU
-        self.warm_up = WarmUpReport(outputs.params.max_keyframes)  # the newest one
+        self.gpu_memory_mib = 0.0  # allocated by torch; 0 on a CPU
+        self.warm_up = WarmUpReport(outputs.params.max_keyframes)  # the latest one
         self._load_engine, self._images, self._inbox = load, images, inbox
         self._ledger, self._outputs, self._logger = ledger, outputs, logger
         self._start_map = start_map
         self._engine: StreamEngine | None = None
         self._session: MapSession = outputs.current
-        self._engine_session: MapSession | None = None  # whose images the engine remembers
+        self._engine_session: MapSession | None = None  # whose images are in the engine
         self._flushes = FlushRequests()
         self._busy_since_s: float | None = None
         self._stopping = False
@@ -139,18 +142,18 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name='worker', daemon=True)
 
     def start(self) -> Future:
-        """Begin to load; the future ends when images can come, or with what went wrong."""
+        """Start loading; the future is done when images can be processed, or has the exception."""
         self._thread.start()
         return self._loaded
 
     def flush(self) -> Future:
-        """Finish what is waiting, also a short scale batch; the future holds the frame count."""
+        """Process all waiting images and a partial scale batch; the future returns its size."""
         done = self._flushes.add()
         self._inbox.wake()
         return done
 
     def stop(self, timeout_s: float) -> bool:
-        """End after the present image; tell whether the thread has ended."""
+        """Stop after the current image; return whether the thread has ended."""
         self._stopping = True
         self._inbox.wake()
         if self._thread.ident is not None:
@@ -158,27 +161,27 @@ class Worker:
         return not self._thread.is_alive()
 
     def busy_s(self) -> float:
-        """Return how long the present image has been taking; 0 when idle or warming up."""
+        """Return how long the current image has been processed; 0 when idle or warming up."""
         since_s = self._busy_since_s
         return 0.0 if since_s is None else time.monotonic() - since_s
 
     def _run(self) -> None:
-        # Entered once and before the warm-up: a change of the grad mode would recompile.
+        # Entered once, before the warm-up: a change of the grad mode causes recompilation.
         with torch.inference_mode(), library_log(self._logger):
             while not self._is_ending():
                 try:
                     if self._engine is None:
                         self._load()
                     self._serve()
-                except Exception as error:  # the top of this thread: log, start over, go on
+                except Exception as error:  # the thread must go on
                     self._on_error(error)
             self._release()
 
     def _is_ending(self) -> bool:
-        """Tell whether to end: on request, or since ROS was shut down around the node."""
+        """Return whether to end: on request, or because ROS was shut down."""
         if not (self._stopping or self._outputs.connected):
             self._stopping = True
-            self._logger.info('ROS was shut down: no more images are taken')
+            self._logger.info('ROS was shut down: no more images are processed')
             if not self._loaded.done():
                 self._loaded.set_exception(RuntimeError('ROS was shut down'))
         return self._stopping
@@ -187,7 +190,7 @@ class Worker:
         params = self._outputs.params
         self._engine = self._load_engine(params)
         self._warm_up(*usual_image_size(params))
-        keep_freed_memory()  # from now on: what loading leaves goes back
+        keep_freed_memory()  # only now: memory freed while loading goes back to the system
         if not self._stopping:
             self._loaded.set_result(None)
 
@@ -215,13 +218,13 @@ class Worker:
             frame = self._take()
             if frame is not None:
                 self._process(frame)
-            # A camera that is faster than the device never leaves the inbox empty.
+            # With a camera faster than the device the inbox is never empty.
             if self._flushes.are_due(float('inf') if frame is None else frame.arrival_s):
                 self._flush()
 
     def _take(self) -> Frame | None:
-        """Return the next image, of the current map; None if none waits."""
-        # Under one lock: a reset empties the inbox under the same.
+        """Return the next image, assigned to the current map; None if none waits."""
+        # A reset changes the map and empties the inbox under the same lock.
         with self._outputs.lock:
             frame, session = self._inbox.pop(), self._outputs.current
         self._switch_to(session)
@@ -230,7 +233,7 @@ class Worker:
         return frame
 
     def _switch_to(self, session: MapSession) -> None:
-        """Leave the map before: what it still holds in the engine is dropped."""
+        """Continue with another map; drop images of the previous one that are in the engine."""
         if session is not self._session:
             self._drop_held(RESET)
             self._session = session
@@ -256,11 +259,11 @@ class Worker:
         except UnsupportedImage as error:
             self._drop(frame, BAD_IMAGE, str(error), error.kind)
             return
-        except ValueError as error:  # masked or cropped, nothing would be left, or too large
+        except ValueError as error:  # too large, or nothing is left after mask and crop
             self._drop(frame, BAD_IMAGE, str(error))
             return
         if self._session.is_outdated():
-            self._logger.warning('the mount of the camera is known now: starting a new map')
+            self._logger.warning('the camera extrinsics are available now: starting a new map')
             self._move_to_new_map(frame)
         self._reset_engine_for_new_map()
         if view is not self._session.view:
@@ -293,14 +296,14 @@ class Worker:
         if not self._session.waits_for_motion:
             self._session.waits_for_motion = True
             self._logger.info(
-                'the images show no motion: the map begins once the camera moves '
-                "(set 'motion_gate' to false to begin anyway)"
+                'the images show no motion: the map starts once the camera moves '
+                "(set 'motion_gate' to false to start at once)"
             )
 
     def _follow_engine_reset(self, frame: Frame) -> None:
-        """Turn to a new map: the engine began one by itself, with this image."""
+        """Start a new map, since the engine started a new sequence with this image."""
         self._logger.warning(
-            'the memory is full: starting a new map, path and map are emptied '
+            'the memory is full: starting a new map, path and map are cleared '
             f'(on_limit: {self._outputs.params.on_limit})'
         )
         view = self._session.view
@@ -314,13 +317,13 @@ class Worker:
         return self._images.view(size, frame_id)
 
     def _reset_engine_for_new_map(self) -> None:
-        """Have the engine forget images of another map."""
+        """Reset the engine if it contains images of another map."""
         if self._engine_session is not self._session:
             self._engine.reset()
             self._engine_session = self._session
 
     def _change_view(self, frame: Frame, view: View, network_size: tuple[int, int]) -> None:
-        """Follow the size of the first image, or of a camera that changed its format."""
+        """Set the view of a map; if the image size changed, start a new map."""
         width, height = view.size
         if self._session.view is not None:
             self._logger.warning(f'the image size changed to {width}x{height}: starting a new map')
@@ -328,13 +331,13 @@ class Worker:
             self._reset_engine_for_new_map()
         if network_size != self.warm_up.size:
             self._logger.info(f'images are {width}x{height}: warming up again for their size')
-            self._busy_since_s = None  # may take minutes, and is not an image that is stuck
+            self._busy_since_s = None  # may take minutes; the watchdog must not fire
             self._warm_up(*view.upright_size[::-1])
             self._busy_since_s = time.monotonic()
         self._session.view = view
 
     def _move_to_new_map(self, frame: Frame) -> None:
-        """Turn to a new map that begins with the present image, unless a reset came since."""
+        """Start a new map with the current image, unless a reset has started one meanwhile."""
         with self._outputs.lock:
             if self._outputs.current is not frame.session:
                 return
@@ -384,18 +387,18 @@ class Worker:
         self._outputs.publish_dense(frame, placement.frame)
 
     def _estimate_scale(self, frame: Frame, result: FrameResult) -> None:
-        """Once the scale is certain, keep it for the rest of the map."""
+        """Rescale path and points once the scale is found; warn if it may never be."""
         session = self._session
         found = session.estimate_scale(frame, result)
         if found is not None:
             fit, ratio = found
             self._outputs.rescale(ratio, session.scale_origin)
             self._logger.info(
-                f'scale is {fit}; map and path are rescaled, once: only ~/reset finds another'
+                f'scale is {fit}; map and path are rescaled; the scale is fixed until ~/reset'
             )
         elif session.scale_trouble:
             self._logger.warning(
-                f'there is no scale yet: {session.scale_trouble}',
+                f'no scale yet: {session.scale_trouble}',
                 throttle_duration_sec=_SCALE_LOG_PERIOD_S,
             )
 
@@ -412,7 +415,7 @@ class Worker:
             self._stopping = True
             self._loaded.set_exception(error)
             return
-        if self._is_ending():  # there is nobody to publish for, which is what failed
+        if self._is_ending():  # publishing fails when ROS is shut down
             return
         self.errors += 1
         reason = describe(error)

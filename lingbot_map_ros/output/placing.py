@@ -1,4 +1,4 @@
-"""Where the camera and its robot are in the map, by the rules of tf_mode."""
+"""Poses of the camera and the robot in the map, depending on tf_mode."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ ROBOT_MODES = ('map_to_base', 'map_to_odom')
 
 @dataclass(frozen=True)
 class Placement:
-    """Where things were when an image was taken."""
+    """A frame in the map, and the pose that odometry, ~/pose and TF report for it."""
 
     frame: MappedFrame
-    body: Pose  # what odometry, pose and TF speak of: the robot in ROBOT_MODES, else the camera
+    body: Pose  # the robot in ROBOT_MODES if its extrinsics are known, else the camera
     body_frame: str
-    missing_extrinsics: str = ''  # why the body is not the robot, although it should be
-    is_scaled: bool = True  # False while the scale is still being estimated
+    missing_extrinsics: str = ''  # why `body` is the camera in ROBOT_MODES, or ''
+    is_scaled: bool = True  # False while the scale is being estimated
 
 
 class Placer:
     """
-    Places the images of one map, all of them from `camera`.
+    Places the images of one map, all of them from `camera` (a frame id).
 
-    When the camera's mount in `base_frame` is known, the map is level with the robot, which starts
-    at its origin; else it is level with the first camera, and speaks of the camera alone.
+    If the extrinsics `base_frame` -> `camera` are known when the map starts, the robot starts at
+    the origin of the map and the axes are those of the robot. Otherwise the first camera does, its
+    axes are those of the upright first camera (REP-103), and `body` is always the camera.
     """
 
     def __init__(self, params: NodeParams, tree: FrameTree, camera: str, scale: float):
@@ -67,11 +68,11 @@ class Placer:
 
     @property
     def origin(self) -> np.ndarray:
-        """The point (3,) of the map that a change of scale leaves in place."""
+        """The fixed point (3,) of a change of scale, in the map frame."""
         return self._frame.origin
 
     def is_outdated(self) -> bool:
-        """Tell whether a mount that was missing when the map began is known now."""
+        """Return whether the extrinsics were missing when the map started and are known now."""
         if not self.missing_extrinsics:
             return False
         try:

@@ -106,8 +106,8 @@ def test_a_failure_to_load_leaves_the_node_unconfigured_until_it_works(capfd):
 @pytest.mark.parametrize(
     ('values', 'words'),
     [
-        ({}, 'packaged weights, trained on rendered rooms: no model for photographs'),
-        ({'model': 'full'}, 'no checkpoint is set, and none is packaged for it'),
+        ({}, 'packaged weights, trained on rendered rooms: not for real images'),
+        ({'model': 'full'}, 'no checkpoint is set, and there are no packaged weights'),
         ({'model': 'full', 'checkpoint': 'x.pt'}, 'x.pt'),
     ],
 )
