@@ -80,8 +80,9 @@ class MapSession(PublishedMap):
     @property
     def scale_status(self) -> str:
         """Return a text with the scale and its source."""
-        if self._estimator is not None:
-            return self._estimator.status
+        estimator = self._estimator  # read once: the worker may clear it at any time
+        if estimator is not None:
+            return estimator.status
         if self._odometry is not None:
             return 'not begun' if self._placer is None else f'{self._placer.scale:.6g} (odometry)'
         scale = self._params.scale
@@ -90,7 +91,8 @@ class MapSession(PublishedMap):
     @property
     def scale_trouble(self) -> str:
         """Return why the scale may never be found, or ''."""
-        return '' if self._estimator is None else self._estimator.trouble
+        estimator = self._estimator
+        return '' if estimator is None else estimator.trouble
 
     def is_outdated(self) -> bool:
         """Return whether the extrinsics that this map lacks are available now."""
@@ -144,7 +146,7 @@ class MapSession(PublishedMap):
 
     def _begin_with(self, frame: Frame) -> None:
         camera, estimates = frame.frame_id, self._odometry is not None
+        if estimates:  # before the placer, so that other threads never see 1 as the final scale
+            self._estimator = ScaleEstimator(self._odometry, self._tree, self._params, camera)
         scale = 1.0 if estimates else self._params.scale
         self._placer = Placer(self._params, self._tree, camera, scale)
-        if estimates:
-            self._estimator = ScaleEstimator(self._odometry, self._tree, self._params, camera)
