@@ -392,7 +392,7 @@ class Worker:
         found = session.estimate_scale(frame, result)
         if found is not None:
             fit, ratio = found
-            self._outputs.rescale(ratio, session.scale_origin)
+            self._outputs.rescale(session, ratio, session.scale_origin)
             self._logger.info(
                 f'scale is {fit}; map and path are rescaled; the scale is fixed until ~/reset'
             )

@@ -151,11 +151,10 @@ class Outputs:
             if self.connected:
                 raise
 
-    def rescale(self, ratio: float, origin: np.ndarray) -> None:
-        """Scale path and map by `ratio` about the point `origin` (3,)."""
+    def rescale(self, published: PublishedMap, ratio: float, origin: np.ndarray) -> None:
+        """Scale path and points of a map, which a reset may have replaced, about `origin` (3,)."""
         self._thread.drain()  # queued clouds have the old scale
-        with self.lock:
-            self.current.rescale(ratio, origin)
+        published.rescale(ratio, origin)
 
     def publish_pose(self, frame: Frame, placement: Placement, scene: Scene) -> None:
         """
