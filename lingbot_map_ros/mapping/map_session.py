@@ -43,7 +43,7 @@ class MapSession(PublishedMap):
     The state of one map. It is never reset: the next map is a new session.
 
     Written by the worker, read by any thread. Path and points have a lock (see PublishedMap).
-    `admission` and `gaps` are used by the image callback.
+    `admission` and `gaps` are used under the lock of Outputs.
     """
 
     def __init__(

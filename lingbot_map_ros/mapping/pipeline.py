@@ -79,7 +79,8 @@ class Pipeline:
         """Queue an image for the worker, or drop it."""
         if self.paused:
             self.ledger.count_paused()
-            self.session.gaps.pause()
+            with self.outputs.lock:
+                self.session.gaps.pause()
             self.outputs.acknowledge(message.header)
             return
         self.ledger.receive()
@@ -157,6 +158,7 @@ class Pipeline:
         """Stop publishing and drop waiting images; the map is kept."""
         with self.outputs.lock:
             self.outputs.active = False
+            self.session.gaps.pause()
             self._empty_inbox(INACTIVE)
 
     def close(self, timeout_s: float) -> bool:
