@@ -34,7 +34,7 @@ DROP_REASONS = {
     BAD_POSE: 'the network returned a pose that is not finite',
     WORKER_ERROR: 'an exception occurred while it was processed',
     RESET: 'a new map was started while it waited',
-    INACTIVE: 'the node was deactivated or stopped while it waited',
+    INACTIVE: 'the node was deactivated or stopped before it was processed',
 }
 
 

@@ -94,6 +94,8 @@ class Pipeline:
         self, message: Image | CompressedImage
     ) -> tuple[Image | CompressedImage | None, str, str]:
         """Queue an image; return the image that is dropped, if any, with reason and log text."""
+        if not self.outputs.active:
+            return message, INACTIVE, ''
         try:
             admitted = self.session.admission.admit(message.header, self._clock.now().nanoseconds)
         except Dropped as drop:
