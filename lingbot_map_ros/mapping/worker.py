@@ -212,7 +212,7 @@ class Worker:
     def _serve(self) -> None:
         while not self._is_ending():
             self._inbox.wait(0.0 if self._flushes else _POLL_S)
-            is_first = len(self._inbox) and self._session.view is None
+            is_first = len(self._inbox) and self._outputs.current.view is None
             if is_first and not self._images.ready(_POLL_S):
                 continue
             frame = self._take()

@@ -2,10 +2,11 @@
 
 from contextlib import contextmanager
 
+from fake_engine import Gate
 from image_messages import encode
 from lingbot_map.images.camera import camera_of
 from lingbot_map.images.view import View
-from node_rig import running
+from node_rig import running, WAIT_S
 import numpy as np
 import pytest
 import rclpy
@@ -142,6 +143,27 @@ def test_known_intrinsics_shape_the_points():
         left_top, right_bottom = cloud[0, 0, :3], cloud[-1, -1, :3]
         assert left_top == pytest.approx((depth, 27 / 50 * depth, 22 / 51 * depth))
         assert right_bottom == pytest.approx((depth, -28 / 50 * depth, -19 / 51 * depth))
+
+
+def test_the_first_image_after_a_reset_waits_for_camera_info_as_well():
+    gate = Gate(at=2)
+    with running(
+        num_scale_frames=1, camera_info_timeout=60.0, engine={'before_push': gate}
+    ) as rig:
+        rig.publish(1.0, picture())
+        rig.wait_counts(1, 1)  # no publisher of camera_info, so no wait
+        rig.publish(2.0, picture())
+        assert gate.reached.wait(WAIT_S)
+        late = rig.publisher(CameraInfo, '/camera_info')
+        rig.wait(lambda: rig.node.count_publishers('/camera_info'))
+        assert rig.call('reset').success
+        rig.publish(3.0, picture())
+        rig.wait(lambda: rig.counts().received == 3)
+        gate.open()
+        rig.wait(lambda: rig.counts().dropped == {'reset': 1})
+        hear(rig, info(), late)
+        rig.wait_counts(3, 2, reset=1)
+        np.testing.assert_array_equal(rig.engine.pictures[-1], rectified())
 
 
 def test_a_late_camera_info_is_used_from_the_next_map_on(capfd):
