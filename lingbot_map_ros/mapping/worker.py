@@ -424,10 +424,16 @@ class Worker:
             throttle_duration_sec=_ERROR_LOG_PERIOD_S,
         )
         self._drop_held(WORKER_ERROR)
-        self._session = self._start_map()
-        self._session.trouble = reason
+        self._abandon_map(reason)
         self.phase = State.READY
         self._flushes.fail(error)
+
+    def _abandon_map(self, trouble: str) -> None:
+        """Start a new map with a trouble, unless a reset has started one meanwhile."""
+        with self._outputs.lock:
+            if self._outputs.current is self._session:
+                self._session = self._start_map()
+                self._session.trouble = trouble
 
     def _release(self) -> None:
         self._drop_held(INACTIVE)
