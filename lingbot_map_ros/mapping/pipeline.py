@@ -107,17 +107,15 @@ class Pipeline:
             self.ledger.count_event(GAP, gap)
         frame = Frame(message, to_stamp(admitted.stamp_ns), admitted.camera, time.monotonic())
         loser = self._inbox.put(frame)
-        if loser is None:
-            return None, '', ''
+        return (None, '', '') if loser is None else (loser.message, *self._overflow())
+
+    def _overflow(self) -> tuple[str, str]:
+        """Return reason and log text for an image that the full inbox drops."""
         if self.params.queue == 'latest':
-            return loser.message, SUPERSEDED, ''
-        return (
-            loser.message,
-            QUEUE_FULL,
-            (
-                f'{self.params.queue_size} images are waiting: wait for ~/processed before '
-                "sending more, or raise the parameter 'queue_size'"
-            ),
+            return SUPERSEDED, ''
+        return QUEUE_FULL, (
+            f'{self.params.queue_size} images are waiting: wait for ~/processed before '
+            "sending more, or raise the parameter 'queue_size'"
         )
 
     def reset(self) -> None:

@@ -17,15 +17,11 @@ class Trajectory:
 
     def __init__(self, max_size: int):
         self.newest: deque[PoseStamped] = deque(maxlen=max_size)
-        self.clear()
+        self._stamps_ns = array('q')
+        self._rows = array('d')  # the upper three rows of each T_map_cam
 
     def __len__(self) -> int:
         return len(self._stamps_ns)
-
-    def clear(self) -> None:
-        self.newest.clear()
-        self._stamps_ns = array('q')
-        self._rows = array('d')  # the upper three rows of each T_map_cam
 
     def append(self, message: PoseStamped, pose: Pose) -> None:
         self.newest.append(message)

@@ -218,7 +218,7 @@ def test_a_trajectory_is_stretched_from_its_origin():
     assert [p.pose.position.x for p in trajectory.newest] == [11.5, 12.0, 12.5]
     assert [p.header.stamp for p in trajectory.newest] == [to_stamp(i) for i in (3, 4, 5)]
     assert [p.pose.position.x for p in before] == [12.0, 13.0, 14.0]  # may be on their way
-    trajectory.clear()
+    trajectory = Trajectory(3)
     trajectory.rescale(2.0, np.zeros(3))
     assert trajectory.export() == ([], [])
 
