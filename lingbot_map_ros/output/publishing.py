@@ -242,11 +242,14 @@ class Outputs:
         self._thread.hand('flush map', lambda: self._publish_map(always=True))
         self._thread.drain()
 
-    def _send(self, publisher, of_map: PublishedMap, message) -> None:
+    def _send(self, publisher, of_map: PublishedMap, message) -> bool:
+        """Publish a message of a map if it is current and the node active; return whether."""
         data = serialize_message(message)  # slow, so not under the lock
         with self.lock:
-            if of_map is self.current and self.active:
+            is_wanted = of_map is self.current and self.active
+            if is_wanted:
                 publisher.publish(data)
+        return is_wanted
 
     def _publish_depth(self, frame: Frame, output: DepthOutput) -> None:
         header = frame.header(frame.frame_id)
@@ -275,7 +278,8 @@ class Outputs:
         header = Header(frame_id=self.params.map_frame)
         if poses:
             header.stamp = poses[-1].header.stamp
-        self._send(self._path_pub, published, conversions.path(header, poses))
+        if not self._send(self._path_pub, published, conversions.path(header, poses)):
+            published.path_changed = True  # deactivated meanwhile: publish it once active again
 
     def _publish_map(self, always: bool = False) -> None:
         published = self.current
@@ -292,7 +296,8 @@ class Outputs:
         header = Header(frame_id=self.params.map_frame)
         if len(points):
             header.stamp = published.points_stamp
-        self._send(self._map_pub, published, conversions.cloud(header, points))
+        if not self._send(self._map_pub, published, conversions.cloud(header, points)):
+            published.points_changed = True
 
 
 def _latched() -> QoSProfile:
