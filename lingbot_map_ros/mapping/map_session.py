@@ -140,7 +140,7 @@ class MapSession(PublishedMap):
         return self._jumps.check(T_map_cam, frame.stamp_ns, scene.depth)
 
     def end_batch(self) -> None:
-        """Note that all results of the engine are published; with the first ones, set the time."""
+        """Record when the first batch is complete; call when all results are published."""
         if self.is_initialized:
             self.initialized_s = min(self.initialized_s, time.monotonic())
 

@@ -251,7 +251,7 @@ class Worker:
     def _push(self, frame: Frame) -> None:
         try:
             image = self._images.decode(frame.message)
-            view = self._view_of(image, frame.message.header.frame_id)
+            view = self._view_of(image, frame.frame_id)
             width, height = view.upright_size
             network_size = self._engine.network_size(height, width)
             if network_size != self.warm_up.size:

@@ -223,6 +223,14 @@ def test_camera_info_at_another_rate_changes_nothing(capfd):
     assert NEXT_MAP not in capfd.readouterr().err
 
 
+def test_camera_info_is_compared_with_the_frame_of_the_parameter(capfd):
+    with camera(use_camera_info=True, camera_frame='cam') as (rig, publisher):
+        hear(rig, info(), publisher)
+        rig.send(1.0, frame_id='')
+        rig.wait_counts(1, 1)
+    assert 'camera_info has the frame' not in capfd.readouterr().err
+
+
 def test_a_calibration_that_changes_all_the_time_does_not_fill_the_log(capfd):
     with camera(use_camera_info=True) as (rig, publisher):
         hear(rig, info(), publisher)
