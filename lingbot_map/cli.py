@@ -1,4 +1,4 @@
-"""Command lines that are refused in one line, and folders that a user has named."""
+"""Command line helpers: a parser with errors of one line, and writable folders."""
 
 import argparse
 import errno
@@ -10,9 +10,9 @@ from typing import NoReturn
 
 class Parser(argparse.ArgumentParser):
     """
-    Says what is wrong in one line, without the usage, which hides it; exits with 2.
+    Prints errors in one line without the usage, and exits with 2.
 
-    Negative numbers with an exponent, -1e-3, are values as in Python 3.14, and no flags.
+    Negative numbers with an exponent (-1e-3) are values, not flags, as in Python 3.14.
     """
 
     def __init__(self, *args, **options):
@@ -26,9 +26,10 @@ class Parser(argparse.ArgumentParser):
 
 def writable_folder(name: str) -> Path:
     """
-    Return the folder `name`, made if missing, ~ replaced and absolute.
+    Create the folder `name` if missing; return its absolute path, with ~ replaced.
 
-    :raises OSError: nothing can be written there; a trial says so, since permissions do not tell.
+    :raises OSError: no file can be created there. Tested with a file, since permissions are not
+        enough to know.
     """
     try:
         folder = Path(name).expanduser().absolute()

@@ -1,4 +1,4 @@
-"""Errors in one line: those that are told to the user, and unexpected ones."""
+"""Error messages of one line, for errors of the user and unexpected ones."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 
 
 class UserError(ValueError):
-    """Something that the user can correct; the message names it and the remedy in one line."""
+    """An error that the user can correct; the message names it and the remedy in one line."""
 
 
 def describe(error: BaseException) -> str:
-    """Return what went wrong and where, in one line."""
+    """Return type, message and source line of an error, in one line."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

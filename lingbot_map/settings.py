@@ -1,9 +1,9 @@
 """
 Every setting of the engine, the images and the map, declared once.
 
-The dataclasses below are the only list. The node's parameters and the flags of the evaluation, the
-benchmark and the memory budget are derived from it. Nothing here may import torch: `ros2 launch`
-runs on a Python that need not have it.
+The node's parameters and the flags of the evaluation, the benchmark and the memory budget are
+derived from these dataclasses. Nothing here may import torch: the Python of `ros2 launch` may not
+have it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _INTERVAL = (
     "set 'keyframe_interval' to (images - num_scale_frames) / (max_keyframes - num_scale_frames), "
     'rounded up; in lingbot_map_evaluate 0 does that'
 )
-# What was removed, and what to do instead; a value is written as in a YAML file.
+# Removed settings ('name') and values ('name: value') with their replacements.
 REMOVED = {
     'expected_frames': _INTERVAL,
     'keyframe_policy: auto': f"use 'interval' and {_INTERVAL}",
@@ -38,7 +38,7 @@ REMOVED = {
 
 
 class ParameterError(UserError):
-    """Name in one line the setting, its wrong value and the remedy."""
+    """A setting has a wrong value; the message names both and the remedy in one line."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Spec:
     def check(self, name: str, value: Value) -> Value:
         """Return `value` in the type of the default; raise ParameterError if it does not fit."""
         if value is False and 'off' in self.choices:
-            value = 'off'  # YAML 1.1 reads an unquoted off as a truth value
+            value = 'off'  # YAML 1.1 reads an unquoted off as false
         if isinstance(self.default, float) and type(value) is int:
             value = float(value)
         if not (type(value) is type(self.default) and self._allows(value)):
@@ -106,7 +106,7 @@ def _field(spec: Spec):
 
 
 def specs_of(cls: type) -> dict[str, Spec]:
-    """Return {'model': Spec, ..., 'points.stride': Spec, ...}: groups come last."""
+    """Return {'model': Spec, ..., 'points.stride': Spec, ...} with groups last."""
     items = fields(cls)
     table = {item.name: item.metadata['spec'] for item in items if 'spec' in item.metadata}
     for item in items:
@@ -118,9 +118,9 @@ def specs_of(cls: type) -> dict[str, Spec]:
 
 def build(cls: type, values: Mapping[str, object], prefix: str = ''):
     """
-    Return a `cls` with the values in {'points.stride': 2, ...}; names that it lacks are ignored.
+    Return a `cls` with the values in {'points.stride': 2, ...}; unknown names are ignored.
 
-    :raises ParameterError: a value does not fit its Spec, or some do not go together.
+    :raises ParameterError: a value does not fit its Spec, or values contradict each other.
     """
     arguments = {}
     for item in fields(cls):
@@ -133,7 +133,7 @@ def build(cls: type, values: Mapping[str, object], prefix: str = ''):
 
 
 def refuse_removed(name: str, value: object) -> None:
-    """Raise ParameterError with the replacement if a setting, or its value, was removed."""
+    """Raise ParameterError with the replacement if the setting or the value was removed."""
     for key in (name, f'{name}: {value}'):
         if key in REMOVED:
             raise ParameterError(f"parameter '{key}' was removed: {REMOVED[key]}")
@@ -145,7 +145,7 @@ def flag(name: str) -> str:
 
 
 def add_flag(parser: argparse.ArgumentParser, name: str, spec: Spec, **options) -> None:
-    """Add the flag of a setting; `options` of add_argument replace those that `spec` gives."""
+    """Add the flag of a setting; `options` override the arguments derived from `spec`."""
     unit = f' [{spec.unit}]' if spec.unit else ''
     default = "''" if spec.default == '' else spec.default
     text = f'{spec.description}{unit} ({default})'.replace('%', '%%')
@@ -162,7 +162,7 @@ def add_flag(parser: argparse.ArgumentParser, name: str, spec: Spec, **options) 
 # fmt: off
 @dataclass(frozen=True)
 class NetworkSettings:
-    """Which network runs, and where and how."""
+    """The network, its device and how it runs."""
 
     model: str = setting(
         'demo', 'Network architecture: full is the released network, demo and tiny run on a CPU.',
@@ -203,7 +203,7 @@ class NetworkSettings:
 
 @dataclass(frozen=True)
 class StreamConfig:
-    """Settings of a StreamEngine; ParameterError: it cannot work with them."""
+    """Settings of a StreamEngine; raises ParameterError if they cannot work."""
 
     num_scale_frames: int = setting(
         8, 'Frames of the first batch, which are run together. They fix the scale and stay in '
@@ -259,7 +259,7 @@ class StreamConfig:
         self._check_capacity()
 
     def _check(self, name: str, spec: Spec):
-        """Refuse what cannot work; upper limits hold for users only (see `Spec.check`)."""
+        """Check lower limit and choices; upper limits are for users only (see `Spec.check`)."""
         value = getattr(self, name)
         if type(value) is int and value < spec.low:
             raise _error(name, value, f'it must be at least {spec.low}')
@@ -273,7 +273,7 @@ class StreamConfig:
                 f"parameter 'max_keyframes' is {capacity}, less than num_scale_frames "
                 f'({scale_frames}); raise it'
             )
-        # All frames of an overlap must come from after the start of the window.
+        # The frames of an overlap must be newer than those that started the window.
         needed = self.overlap_keyframes + max(self.overlap_keyframes, scale_frames)
         if self.on_limit == 'roll_over' and capacity < needed:
             raise ParameterError(
@@ -289,7 +289,7 @@ def _error(name: str, value: object, remedy: str) -> ParameterError:
 # fmt: off
 @dataclass(frozen=True)
 class ImageSettings:
-    """How images are prepared."""
+    """How images are prepared for the network."""
 
     image_rotation: int = setting(
         0, 'Clockwise rotation that turns the images of a sideways camera upright. Outputs stay '
@@ -308,7 +308,7 @@ class ImageSettings:
 
 @dataclass(frozen=True)
 class EngineSettings(ImageSettings, StreamConfig, NetworkSettings):
-    """What an engine is loaded with."""
+    """All settings of an engine."""
 
     image_width: int = setting_of(
         StreamConfig, 'image_width', default=0, low=0,
@@ -351,7 +351,7 @@ class MapSettings:
 
 @dataclass(frozen=True)
 class MappingSettings(EngineSettings):
-    """What decides which map a stream of images gives, in the node and in an evaluation."""
+    """All settings that affect a map, in the node and in an evaluation."""
 
     scale: float = setting(
         1.0, 'Factor on positions, depths and clouds that makes them metres. 1: unknown; the '
@@ -363,12 +363,12 @@ class MappingSettings(EngineSettings):
 
 # fmt: on
 def network_width(settings: EngineSettings) -> int:
-    """Return the width of the network input [px]: the setting, or the model's own."""
+    """Return the width of the network input [px]: the setting, or the model's default."""
     return settings.image_width or PRESET_IMAGE_WIDTH[settings.model]
 
 
 def usual_image_size(settings: EngineSettings) -> tuple[int, int]:
-    """Return (height, width) [px] of upright 4:3 images, as wide as the network input."""
+    """Return (height, width) [px] of upright 4:3 images with the width of the network."""
     width, upright = network_width(settings), settings.image_rotation % 180 == 0
     return (width * 3 // 4 if upright else width * 4 // 3), width
 

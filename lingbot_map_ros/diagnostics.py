@@ -1,4 +1,4 @@
-"""What /diagnostics says about the node, once a second."""
+"""The status of the node on /diagnostics, published once a second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TROUBLE_SHOWN_S = 5.0
 
 
 def idle_status(name: str, last_error: str) -> DiagnosticStatus:
-    """Return the status of a node that is not configured, perhaps since that failed."""
+    """Return the status of an unconfigured node; `last_error` is why configuring failed, or ''."""
     level = DiagnosticStatus.ERROR if last_error else DiagnosticStatus.OK
     return DiagnosticStatus(
         level=level,
@@ -24,7 +24,7 @@ def idle_status(name: str, last_error: str) -> DiagnosticStatus:
 
 
 def status(name: str, pipeline: Pipeline) -> DiagnosticStatus:
-    """Return the status of a configured node; the message is its state, and why it stays so."""
+    """Return the status of a configured node; its message is the state and what blocks it."""
     state, session = pipeline.state(), pipeline.session
     text, refusal = state_text(pipeline), ''
     if state is State.INITIALIZING:
@@ -41,7 +41,7 @@ def status(name: str, pipeline: Pipeline) -> DiagnosticStatus:
 
 
 def state_text(pipeline: Pipeline) -> str:
-    """Return the state in words, with the progress of a scale batch."""
+    """Return the name of the state, for INITIALIZING with the progress of the scale batch."""
     state = pipeline.state()
     if state is not State.INITIALIZING:
         return state.value
@@ -49,7 +49,7 @@ def state_text(pipeline: Pipeline) -> str:
 
 
 def add_reception(status: DiagnosticStatus, topic: ImageTopic, silence: str) -> None:
-    """Add to the status of an active node who sends images, and why none come."""
+    """Add the publishers of images and why none arrive to the status of an active node."""
     if topic.incompatible:
         status.level = DiagnosticStatus.ERROR
     elif silence and status.level == DiagnosticStatus.OK:

@@ -1,4 +1,4 @@
-"""An admitted image on its way through the node, and the reasons why one is dropped."""
+"""An admitted image, and the reasons for dropping one."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ WORKER_ERROR = 'worker_error'
 RESET = 'reset'
 INACTIVE = 'inactive'
 DROP_REASONS = {
-    SUPERSEDED: 'a newer image came before its turn (queue: latest)',
-    QUEUE_FULL: 'queue_size images were waiting already (queue: lossless)',
-    REPEATED: 'its stamp is that of the image before',
-    LATE: 'its stamp is older than that of an image before',
-    ZERO_STAMP: 'it has no stamp, and zero_stamp or the other images forbid to give it one',
-    FRAME_ID: 'its frame id is empty, the map frame, or not that of the images before',
+    SUPERSEDED: 'a newer image replaced it before it was processed (queue: latest)',
+    QUEUE_FULL: 'queue_size images were already waiting (queue: lossless)',
+    REPEATED: 'it has the same stamp as the previous image',
+    LATE: 'its stamp is older than that of an earlier image',
+    ZERO_STAMP: 'it has no stamp, and zero_stamp or earlier images rule out the arrival time',
+    FRAME_ID: 'its frame id is empty, is the map frame, or differs from that of earlier images',
     BAD_IMAGE: 'unsupported encoding, or malformed',
-    STATIC: 'it shows no motion, and the map waits for some to begin (motion_gate)',
+    STATIC: 'it shows no motion, and the map only starts once the camera moves (motion_gate)',
     MAP_FULL: 'the map holds max_keyframes keyframes (on_limit: stop)',
-    BAD_POSE: 'the network gave a pose that is not finite',
-    WORKER_ERROR: 'an exception while it was processed',
+    BAD_POSE: 'the network returned a pose that is not finite',
+    WORKER_ERROR: 'an exception occurred while it was processed',
     RESET: 'a new map was started while it waited',
-    INACTIVE: 'the node was deactivated or stopped while it waited',
+    INACTIVE: 'the node was deactivated or stopped before it was processed',
 }
 
 
 class Dropped(Exception):
-    """Says why an image is not processed: one of DROP_REASONS, and a line for the log."""
+    """An image is not processed: `reason` is one of DROP_REASONS, the message a line to log."""
 
     def __init__(self, reason: str, why: str = ''):
         super().__init__(why)
@@ -48,13 +48,13 @@ class Dropped(Exception):
 
 @dataclass(eq=False)
 class Frame:
-    """An admitted image on its way through the node."""
+    """An admitted image with its stamp, frame id and map."""
 
     message: Image
-    stamp: Time  # what all outputs carry
+    stamp: Time  # of all outputs
     frame_id: str
     arrival_s: float  # time.monotonic()
-    session: object = None  # the MapSession it belongs to, set when the worker takes it
+    session: object = None  # its MapSession; set when the worker takes it
 
     @property
     def stamp_ns(self) -> int:

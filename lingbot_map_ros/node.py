@@ -42,13 +42,13 @@ _POLL_S = 0.1
 
 
 def _logged(callback):
-    """Log what a transition callback raises: rclpy turns it into a silent failure."""
+    """Log an exception of a transition callback; rclpy fails the transition without a log."""
 
     @wraps(callback)
     def guarded(self, state):
         try:
             return callback(self, state)
-        except Exception as error:  # the top of a transition: it fails, the process goes on
+        except Exception as error:  # the transition fails, the process continues
             expected = isinstance(error, UserError | OSError)
             self._fail(callback.__name__, str(error) if expected else describe(error))
             return FAILURE
@@ -60,9 +60,9 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
     """
     Node `lingbot_map`; needs an executor with two threads, since configuring blocks one.
 
-    `engine_factory(params)` loads the network in the worker thread. Whoever spins the node leaves
-    when `leaving` is set, then calls `close`, and takes `exit_code` for the process. A wrong
-    parameter raises ParameterError here already.
+    `engine_factory(params)` loads the network in the worker thread. The caller that spins the node
+    stops when `leaving` is set, then calls `close` and exits the process with `exit_code`.
+    A wrong parameter raises ParameterError in the constructor.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
             Node.__init__(
                 self, 'lingbot_map', context=context, parameter_overrides=parameter_overrides
             )
-        except InvalidParameterTypeException as error:  # use_sim_time, which it declares itself
+        except InvalidParameterTypeException as error:  # of use_sim_time, which rclpy declares
             raise ParameterError(' '.join(str(error).split())) from error
         LifecycleNodeMixin.__init__(self, callback_group=ReentrantCallbackGroup())
         answer_bad_transitions(self)
@@ -94,13 +94,13 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
         self._create_timers(diagnostics_period_s)
 
     def leave(self, exit_code: int) -> None:
-        """Ask whoever spins the node to end; the first exit code counts."""
+        """Ask the caller that spins the node to stop; the first exit code counts."""
         if not self.leaving.is_set():
             self.exit_code = exit_code
             self.leaving.set()
 
     def close(self, timeout_s: float) -> bool:
-        """Stop all threads; tell whether they have ended, else the process must be left hard."""
+        """Stop all threads; return whether they ended. If not, the process needs a hard exit."""
         self.leaving.set()
         self._unsubscribe()
         return self.pipeline is None or self.pipeline.close(timeout_s)
@@ -114,7 +114,7 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
         self.add_post_set_parameters_callback(self._after_set_parameters)
 
     def _create_timers(self, diagnostics_period_s: float) -> None:
-        # Not the node's clock: simulated time may stand still while the node loads.
+        # Not the node's clock: simulated time may be stopped while the node loads.
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self._diagnostics_pub = self.create_publisher(DiagnosticArray, '/diagnostics', 10)
         self.create_timer(
@@ -137,14 +137,14 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
         if self._subscribed_queue not in ('', params.queue):
             raise ParameterError(
                 f"parameter 'queue' is '{params.queue}' but was "
-                f"'{self._subscribed_queue}': start the process again"
+                f"'{self._subscribed_queue}': restart the process to change it"
             )
         self._announce(params)
         self._last_error = ''
         self.pipeline = Pipeline(self, params, self._engine_factory)
         loaded = self.pipeline.worker.start()
         if not self.wait_for(loaded):
-            return FAILURE  # leaving: close() takes care of the pipeline
+            return FAILURE  # leaving: close() stops the pipeline
         loaded.result()
         return SUCCESS
 
@@ -185,7 +185,7 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
         if pipeline is not None and not pipeline.close(_CLEANUP_TIMEOUT_S):
             self.get_logger().error(
                 f'{transition} failed: an image has been processed for '
-                f'{pipeline.worker.busy_s():.0f} s; try again, or end the process'
+                f'{pipeline.worker.busy_s():.0f} s; try again, or stop the process'
             )
             return FAILURE
         self.pipeline = None
@@ -209,11 +209,11 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
     def _announce(self, params: NodeParams) -> None:
         self.get_logger().info(f"loading model '{params.model}' ({weights_origin(params)})")
         if params.checkpoint == 'random':
-            self.get_logger().warning('the weights are random: poses and points mean nothing')
+            self.get_logger().warning('the weights are random: poses and points are meaningless')
         self.get_logger().info(scale_notice(params))
 
     def wait_for(self, future: concurrent.futures.Future) -> bool:
-        """Wait for a future of the worker; tell whether it has ended before the node leaves."""
+        """Wait for a future of the worker; return whether it was done before the node leaves."""
         while not self.leaving.is_set():
             if concurrent.futures.wait([future], _POLL_S).done:
                 return True
@@ -240,8 +240,8 @@ class LingbotMapNode(LifecycleNodeMixin, Node):
         if 0 < limit_s < busy_s and not self.leaving.is_set():
             pipeline.session.trouble = f'an image has been processed for {busy_s:.0f} s'
             self.get_logger().fatal(
-                f'{pipeline.session.trouble}, more than watchdog_timeout ({limit_s:g} s): leaving '
-                'with exit code 1; raise it if the device is that slow'
+                f'{pipeline.session.trouble}, more than watchdog_timeout ({limit_s:g} s): exiting '
+                'with code 1; raise watchdog_timeout if the device is this slow'
             )
             self.leave(1)
 

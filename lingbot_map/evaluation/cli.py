@@ -1,9 +1,9 @@
 """
-Evaluate recordings: every image in order through the node's engine, without ROS.
+Evaluate recordings: run every image in order through the node's engine, without ROS.
 
-Each recording gets a folder DIR/NAME with trajectory, map, figures, pictures and report.html;
-several also a table. Finished ones are skipped when the same command runs again. Exit code 0:
-all are evaluated; 1: some are not; 2: none is, because of bad input.
+Each recording gets a folder DIR/NAME with trajectory, map, metrics, plots and report.html; several
+recordings also get a table. Finished recordings are skipped when the same command runs again. Exit
+code 0: all were evaluated; 1: some were not; 2: none was, because of bad input.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def make_parser(description: str) -> Parser:
 
 
 def inputs_and_settings(given: dict) -> tuple[list[Path], dict]:
-    """Return the recordings and the settings: what is given goes before what a file says."""
+    """Return recordings and settings; given values take precedence over those of a file."""
     paths, config, params = (given.pop(name) for name in ('recordings', 'config', 'params'))
     values = {} if params is None else read_node_params(params)
     if config is not None:
@@ -108,7 +108,7 @@ def inputs_and_settings(given: dict) -> tuple[list[Path], dict]:
         _warn_of_versions(config, content['versions'])
     settings = complete(values | given)
     if not paths:
-        raise SettingsError('name a recording, or an earlier run.yaml with --config')
+        raise SettingsError('name a recording, or pass an earlier run.yaml with --config')
     truth = settings['ground_truth']
     if len(paths) > 1 and truth not in ('', NO_TRUTH) and Path(truth).is_file():
         raise SettingsError(
@@ -125,27 +125,27 @@ def _warn_of_versions(config: Path, recorded: dict) -> None:
         if present.get(name) != then
     ]
     if changed:
-        say_error(f"'{config}' was made with {', '.join(changed)}: figures may differ")
+        say_error(f"'{config}' was made with {', '.join(changed)}: results may differ")
 
 
 def say_error(text: str) -> None:
-    """Print a line on stderr with the name of the program before it."""
+    """Print a line on stderr, prefixed with the name of the program."""
     sys.stderr.write(f'{PROGRAM}: {text}\n')
 
 
 @dataclass(frozen=True)
 class EvaluationJob:
-    """What all recordings of one call share."""
+    """What all recordings of one call have in common."""
 
     settings: dict
-    kernels: dict  # what deterministic_kernels chose
+    kernels: dict  # chosen by deterministic_kernels
     out: Path
     rerun: Path | None
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program; return its exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has them ignored
+    for number in (signal.SIGINT, signal.SIGTERM):  # even if the shell ignores them
         signal.signal(number, signal.default_int_handler)
     args = vars(make_parser(__doc__).parse_args(argv))
     out, overwrite, rerun = args.pop('out'), args.pop('overwrite'), args.pop('rerun')
@@ -171,7 +171,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _open(paths: list[Path], settings: dict) -> list[Recording]:
-    """Open all recordings, so that a wrong name shows before the first one runs."""
+    """Open all recordings, so that a wrong name is an error before the first one runs."""
     topic, fps = settings['image_topic'], settings['fps']
     sources = [open_source(path, topic, fps) for path in paths]
     paths = [path.resolve() for path in paths]
@@ -190,7 +190,7 @@ def _check_rerun(rerun: Path | None, recordings: int) -> None:
 
 
 def _evaluate_all(recordings: list[Recording], todo: list[Recording], job: EvaluationJob) -> int:
-    load_once = functools.cache(lambda: load(job.settings))  # once the first input is checked
+    load_once = functools.cache(lambda: load(job.settings))  # after the first input is checked
     done = [recording for recording in recordings if recording not in todo]
     stopped = False
     for recording in done:
@@ -202,10 +202,10 @@ def _evaluate_all(recordings: list[Recording], todo: list[Recording], job: Evalu
             say_error(f'{recording.name}: {_reason(error)}')
             continue
         except KeyboardInterrupt:
-            say_error(f'{recording.name}: interrupted, it starts again next time')
+            say_error(f'{recording.name}: interrupted, the next call starts it again')
             stopped = True
             break
-        except OSError as error:  # the disk is full, and would be for the next ones
+        except OSError as error:  # probably a full disk, so the next ones would fail too
             reason = error.strerror or error
             say_error(
                 f"{recording.name}: '{job.out}' cannot be written ({reason}): make room, then run "
@@ -246,10 +246,10 @@ def evaluate(
     planned: Plan, engine: StreamEngine, device: torch.device, out: Path, record: dict
 ) -> None:
     """
-    Run and write everything into the folder `out`.
+    Evaluate a recording and write all files into the folder `out`.
 
-    `record` is the part of run.yaml that all recordings share. The folder appears when all files
-    are in it.
+    `record` is the part of run.yaml that all recordings have in common. The folder is only created
+    once all files are complete.
     """
     settings, images = planned.settings, planned.images
     engine.keyframe_interval = planned.keyframe_interval
@@ -270,7 +270,7 @@ def evaluate(
 
 
 def _complete_record(planned: Plan, engine: StreamEngine, record: dict, out: Path) -> dict:
-    """Return the content of run.yaml; paths in it are absolute, so that it works anywhere."""
+    """Return the content of run.yaml, with absolute paths, so that it works from any folder."""
     path, source = planned.recording.path, planned.recording.source
     described = {
         'path': str(path),

@@ -1,4 +1,4 @@
-"""Load the engine of an evaluation, and record what it is."""
+"""Load the engine of an evaluation, and describe it for run.yaml."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Loaded:
 
 
 def load(settings: dict) -> Loaded:
-    """Load the network; CheckpointError, ParameterError: weights or device cannot be used."""
+    """Load the network; raises the errors of `load_engine`."""
     values = {name: value for name, value in settings.items() if name != _INTERVAL}
     params = build(EngineSettings, values)
     device = choose_device(params.device)
@@ -46,12 +46,12 @@ def load(settings: dict) -> Loaded:
 
 
 def versions() -> dict[str, str]:
-    """Return what decides about the last bits of the numbers."""
+    """Return the versions that can change the last bits of the results."""
     found = {'python': platform.python_version(), 'machine': platform.machine()}
     for package in _PACKAGES:
         try:
             found[package] = version(package)
-        except PackageNotFoundError:  # comes from a distribution, pip does not know it
+        except PackageNotFoundError:  # installed without metadata
             found[package] = 'unknown'
     found['cuda'] = torch.version.cuda or 'none'
     return found

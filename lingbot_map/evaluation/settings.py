@@ -1,8 +1,8 @@
 """
 Settings of an evaluation: names, ranges, defaults, files.
 
-Those of the network and the map are declared in `lingbot_map.settings`, as for the node. A setting
-is a flag `--like-this` on the command line and a line of run.yaml.
+The settings of the network and the map are declared in `lingbot_map.settings` and are the same as
+for the node. Each setting is a flag `--like-this` and a line of run.yaml.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lingbot_map.settings import (
 import yaml
 
 _OF_THE_MAP = specs_of(MappingSettings)
-# Every image gets its pose, and nothing adapts to the memory that is free.
+# An evaluation gives every image a pose, and does not depend on the free memory.
 _NOT_HERE = (
     'compile_cache_dir',
     'gpu_memory_limit',
@@ -76,15 +76,15 @@ LISTS = {  # name -> (type, number of values, default, description)
     'rpe_frames': (int, '+', [1, 10], 'Frame steps of the relative pose error.'),
     'rpe_metres': (float, '+', [1.0, 10.0, 100.0], 'Path lengths [m] of the relative pose error.'),
 }
-_REFUSED_MODES = ('max-autotune',)  # picks kernels by their speed, so two runs may differ
+_REFUSED_MODES = ('max-autotune',)  # chooses kernels by timing them, so two runs may differ
 
 
 class SettingsError(UserError):
-    """Say in one line which setting or file is wrong, and what would be right."""
+    """A setting or file is wrong; the message names it and the remedy in one line."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for each setting; one that is not given is absent from the result."""
+    """Add a flag for each setting; flags that are not given are absent from the result."""
     for name, spec in SPECS.items():
         add_flag(parser, name, spec, default=argparse.SUPPRESS)
     for name, (kind, count, default, description) in LISTS.items():
@@ -109,7 +109,7 @@ def complete(values: Mapping[str, object]) -> dict[str, Value | list]:
     if values.get('compile_mode') in _REFUSED_MODES:
         raise SettingsError(
             f"compile_mode is '{values['compile_mode']}', which chooses kernels by timing "
-            'them, so that two runs could differ: use another one'
+            'them, so that two runs could differ: use another mode'
         )
     try:
         for name, value in values.items():
@@ -144,9 +144,9 @@ def _length(values: list[float]) -> float:
 
 def read_node_params(path: Path) -> dict[str, object]:
     """
-    Return the settings in a parameter file of the node; others have no meaning here.
+    Return the settings in a parameter file of the node; ignore those that only the node has.
 
-    :raises SettingsError: it is no such file, or sets what was removed.
+    :raises SettingsError: it is not a parameter file, or sets a removed setting.
     """
     content, found = _load_yaml(path), {}
     if not isinstance(content, dict) or not all(isinstance(v, dict) for v in content.values()):
@@ -172,7 +172,7 @@ def read_node_params(path: Path) -> dict[str, object]:
 
 
 def _flat(values: Mapping, prefix: str = '') -> dict[str, object]:
-    """Return nested groups of parameters as one, with names joined by dots."""
+    """Flatten nested groups of parameters, with names joined by dots."""
     found = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -186,20 +186,20 @@ def _load_yaml(path: Path) -> object:
     try:
         return yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        # An OSError's own text names the file once more.
+        # The text of an OSError would repeat the file name.
         text = error.strerror.lower() if isinstance(error, OSError) else str(error)
         reason = ' '.join(text.split())
         raise SettingsError(f"'{path}' cannot be read: {reason}") from None
 
 
 def read_config(path: Path) -> dict:
-    """Return the content of a run.yaml; raise SettingsError if it is none."""
+    """Return the content of a run.yaml; raise SettingsError if it is not one."""
     content = _load_yaml(path)
     wanted = {'input': dict, 'settings': dict, 'resolved': dict, 'versions': dict}
     if not isinstance(content, dict) or any(
         not isinstance(content.get(key), kind) for key, kind in wanted.items()
     ):
         raise SettingsError(f"'{path}' is not a run.yaml that an evaluation wrote")
-    if content['settings'].get('keyframe_policy') == 'auto':  # an earlier name of interval 0
+    if content['settings'].get('keyframe_policy') == 'auto':  # old name of keyframe_interval 0
         content['settings'] |= {'keyframe_policy': 'interval', 'keyframe_interval': 0}
     return content

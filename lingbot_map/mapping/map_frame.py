@@ -1,4 +1,4 @@
-"""From network results to the map frame: map units, REP-103 axes, level with camera or robot."""
+"""Transform network results to the map frame: map units and REP-103 axes."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ import torch
 
 @dataclass(frozen=True)
 class Pose:
-    """Pose of a body in the map frame; the body is a camera's optical frame, or its robot."""
+    """Pose in the map frame of a body: the camera's optical frame, or the robot's base frame."""
 
     T_map_body: np.ndarray  # (4, 4) float64, map units
     q_xyzw: np.ndarray  # (4,) float64, unit length, the rotation of T_map_body
@@ -23,9 +23,9 @@ class Pose:
 
 @dataclass(frozen=True, eq=False)
 class MappedFrame:
-    """What is known about one image, in map units; tensors are on the engine's device."""
+    """The results for one image in map units; tensors are on the engine's device."""
 
-    tag: object  # what the caller passed with the image
+    tag: object  # passed by the caller with the image
     is_keyframe: bool
     camera: Pose  # of the camera's optical frame
     intrinsics: np.ndarray  # (3, 3) float64, pixels of the original image
@@ -36,14 +36,14 @@ class MappedFrame:
 
 
 class ContinuousPoses:
-    """Gives the poses of one body quaternions whose signs do not jump."""
+    """Converts the poses of one body, with quaternions whose sign does not jump."""
 
     def __init__(self):
         self._previous_q = np.array([0.0, 0.0, 0.0, 1.0])
 
     def pose(self, T_map_body: np.ndarray) -> Pose:
         q_xyzw = unit_quaternion(T_map_body[:3, :3])
-        if q_xyzw @ self._previous_q < 0:  # q and -q are one rotation: take the one nearby
+        if q_xyzw @ self._previous_q < 0:  # q and -q are the same rotation: take the nearer one
             q_xyzw = -q_xyzw
         self._previous_q = q_xyzw
         return Pose(T_map_body, q_xyzw)
@@ -51,12 +51,12 @@ class ContinuousPoses:
 
 class MapFrame:
     """
-    Places the network's results of one map: the only place where scale and map frame are applied.
+    Transforms the network's results of one map. Scale and map frame are applied only here.
 
-    `T_map_first` (4, 4) is where the first camera is. By default that is the origin, x is where it
-    looks, y its left, z its up; that up is the camera's, not gravity's. For a camera mounted
-    sideways `R_upright_cam` (3, 3) leads from its optical axes to those of an upright one there.
-    `scale` is map units per network unit.
+    `T_map_first` (4, 4) is the pose of the first camera. By default the camera is at the origin,
+    with x forward, y left and z up (REP-103); up is the camera's, not that of gravity. If the
+    camera is mounted sideways, `R_upright_cam` (3, 3) rotates its optical axes to upright ones.
+    `scale` is in map units per network unit.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class MapFrame:
 
     @property
     def origin(self) -> np.ndarray:
-        """Where the first camera is (3,): a change of scale leaves it there."""
+        """The position (3,) of the first camera, fixed under a change of scale."""
         return self._T_map_first[:3, 3]
 
     def place(self, result: FrameResult) -> MappedFrame:
@@ -87,7 +87,7 @@ class MapFrame:
         :raises FloatingPointError: pose or intrinsics are not finite.
         """
         if not np.isfinite(result.network_intrinsics).all():
-            raise FloatingPointError('the intrinsics hold NaN or infinity')
+            raise FloatingPointError('the intrinsics contain NaN or infinity')
         return MappedFrame(
             result.tag,
             result.is_keyframe,
@@ -103,10 +103,10 @@ class MapFrame:
         """
         Return the pose of a camera-to-world transform (4, 4) in optical axes.
 
-        :raises FloatingPointError: the transform holds NaN or infinity.
+        :raises FloatingPointError: the transform contains NaN or infinity.
         """
         if not np.isfinite(T_world_cam).all():
-            raise FloatingPointError('the pose holds NaN or infinity')
+            raise FloatingPointError('the pose contains NaN or infinity')
         T_world_cam = _orthonormal(T_world_cam)
         if self._T_first_world is None:
             self._T_first_world = invert(T_world_cam)
@@ -116,7 +116,7 @@ class MapFrame:
 
 
 def unit_quaternion(R: np.ndarray) -> np.ndarray:
-    """Return the unit quaternion xyzw (4,) of a rotation (3, 3), also of one a little off."""
+    """Return the unit quaternion xyzw (4,) of a rotation (3, 3), even if slightly inexact."""
     q_xyzw = matrix_to_quaternion(torch.from_numpy(np.array(R, np.float64))).numpy()
     return q_xyzw / np.linalg.norm(q_xyzw)
 
@@ -127,7 +127,7 @@ def rotation_matrix(q_xyzw: np.ndarray) -> np.ndarray:
 
 
 def _orthonormal(T: np.ndarray) -> np.ndarray:
-    """Return a transform (4, 4) with a true rotation: in half precision it is a little off."""
+    """Return a transform (4, 4) with an exact rotation; half precision makes it inexact."""
     T = np.array(T, np.float64)
     T[:3, :3] = rotation_matrix(unit_quaternion(T[:3, :3]))
     return T

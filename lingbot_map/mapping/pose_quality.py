@@ -31,7 +31,7 @@ class JumpWatch:
         self._previous: tuple[np.ndarray, int] | None = None
         self._speeds: deque[float] = deque(maxlen=_SPEEDS)
 
-    def see(self, T_map_cam: np.ndarray, stamp_ns: int, depth: float) -> str:
+    def check(self, T_map_cam: np.ndarray, stamp_ns: int, depth: float) -> str:
         """
         Return a text about a jump to the pose (4, 4), or '' if there is none.
 
@@ -68,7 +68,7 @@ class Scene:
     confidence: float  # mean over valid pixels
 
 
-def look_at(frame: MappedFrame) -> Scene:
+def measure_scene(frame: MappedFrame) -> Scene:
     """Return depth and confidence of an image; copies two numbers from the device, once."""
     depth = frame.depth[::_STRIDE, ::_STRIDE]
     confidence = frame.confidence[::_STRIDE, ::_STRIDE]

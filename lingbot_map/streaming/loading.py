@@ -30,11 +30,13 @@ import torch
 
 def load_engine(params: EngineSettings) -> StreamEngine:
     """
-    Load the network onto its device; to be called in the thread that will use it.
+    Load the network onto its device; call this in the thread that will use it.
 
-    CheckpointError: the weights cannot be used. ParameterError: there is no such device, or it
-    cannot do what is asked for. UserError: the folder for compiled code cannot be used.
-    MemoryLimitError: the device has not enough memory; the engine's `check_memory` raises it too.
+    :raises CheckpointError: the weights cannot be used.
+    :raises ParameterError: there is no such device, or it does not support a setting.
+    :raises UserError: the folder for compiled code cannot be used.
+    :raises MemoryLimitError: the device has too little memory; also raised by the engine's
+        `check_memory`.
     """
     device = choose_device(params.device)
     dtype = default_dtype(device) if params.dtype == 'auto' else getattr(torch, params.dtype)
@@ -62,7 +64,7 @@ def _execution(params: EngineSettings, device: torch.device, dtype: torch.dtype)
 def _settled_config(
     params: EngineSettings, device: torch.device, dtype: torch.dtype, execution: Execution
 ) -> StreamConfig:
-    """Return the settings of the stream, shrunk if they have to be and may be."""
+    """Return the settings of the engine, reduced to the memory if fit_memory is set."""
     return apply_limit(
         blank_model(params.model, dtype, params.heads_dtype, execution.compile_mode),
         stream_config(params),
@@ -73,12 +75,12 @@ def _settled_config(
 
 
 def weights_origin(params: EngineSettings) -> str:
-    """Return where the weights come from, or that there are none, before they are loaded."""
+    """Return a text with the source of the weights, without loading them."""
     if params.checkpoint:
         return params.checkpoint
     if params.model != PACKAGED_MODEL:
-        return 'no checkpoint is set, and none is packaged for it'
-    return 'packaged weights, trained on rendered rooms: no model for photographs'
+        return 'no checkpoint is set, and there are no packaged weights for this model'
+    return 'packaged weights, trained on rendered rooms: not for real images'
 
 
 def choose_device(name: str) -> torch.device:

@@ -1,4 +1,4 @@
-"""Which images become part of a map: judged by frame id and stamp, before anything is decoded."""
+"""Admit or drop images by frame id and stamp, before they are decoded."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from std_msgs.msg import Header
 _NS = 1e9
 _PERIODS = 20  # newest periods, whose median is the expected period
 _LEAST_PERIODS = 5
-_GAP_FACTOR = 2.5  # times the expected period; a single lost image is not reported
+_GAP_FACTOR = 2.5  # times the expected period; a single lost image is no gap
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """What all outputs of an admitted image carry."""
+    """Stamp and frame id of an admitted image, used for all its outputs."""
 
     stamp_ns: int
     camera: str  # frame id
-    jump_s: float = 0.0  # by how much time jumped back before it; 0: it did not
+    jump_s: float = 0.0  # jump back in time before this image; 0: none
 
 
 class Admission:
     """
-    Admits images of one camera with increasing stamps, or raises Dropped; used by one thread.
+    Admits images of one camera with increasing stamps, or raises Dropped. Not thread-safe.
 
-    It lasts until ~/reset: a new map that begins for another reason goes on with it, since late
-    and repeated images of the map before must still be dropped.
+    Replaced by ~/reset only. A map that starts for another reason keeps it, so that late and
+    repeated images of the previous map are still dropped.
     """
 
     def __init__(self, params: NodeParams):
         self._params = params
         self._gate = StampGate(params.time_jump_threshold, params.on_time_jump, params.zero_stamp)
-        self._camera = ''  # frame id of the images so far
+        self._camera = ''  # frame id of earlier images
 
     def admit(self, header: Header, now_ns: int) -> Admitted:
         """
@@ -55,7 +55,7 @@ class Admission:
         if not frame_id:
             raise Dropped(
                 FRAME_ID,
-                'its frame_id is empty: have the camera driver set one, or '
+                'its frame_id is empty: make the camera driver set one, or '
                 "set the parameter 'camera_frame'",
             )
         if frame_id == self._params.map_frame:
@@ -66,8 +66,8 @@ class Admission:
         if self._camera and frame_id != self._camera:
             raise Dropped(
                 FRAME_ID,
-                f"its frame_id is '{frame_id}', that of the images before "
-                f"'{self._camera}': two cameras on one topic? ~/reset accepts the new",
+                f"its frame_id is '{frame_id}', but that of earlier images is "
+                f"'{self._camera}': two cameras on one topic? ~/reset accepts the new one",
             )
         return frame_id
 
@@ -94,7 +94,7 @@ class StampGate:
         self._on_jump = on_jump
         self._zero_stamp = zero_stamp
         self._newest_ns: int | None = None
-        self._stamped_here = False  # the stamps so far are arrival times
+        self._stamped_here = False  # stamps of earlier images are arrival times
         self._before_jump_ns = 0
         self._jumped_at_s = -float('inf')
 
@@ -172,11 +172,11 @@ class GapWatch:
         self._periods_s: deque[float] = deque(maxlen=_PERIODS)
 
     def pause(self) -> None:
-        """Take the next stamp as the first: images before it are left out on purpose."""
+        """Start again with the next stamp, since images before it are ignored on purpose."""
         self._newest_ns = None
         self._periods_s.clear()
 
-    def see(self, stamp_ns: int) -> str:
+    def check(self, stamp_ns: int) -> str:
         """Return a text about the gap before this stamp, or '' if there is none."""
         newest_ns, self._newest_ns = self._newest_ns, stamp_ns
         if newest_ns is None:

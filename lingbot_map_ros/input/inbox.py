@@ -79,7 +79,7 @@ class FlushRequests:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def ask(self) -> Future:
+    def add(self) -> Future:
         """Add a request; its future gets the number of frames from the flush, or an error."""
         done = Future()
         self._waiting.append((time.monotonic(), done))
@@ -91,7 +91,7 @@ class FlushRequests:
         """Return whether a request is older than `newest_s`: all images before it are done."""
         return bool(self._waiting) and self._waiting[0][0] < newest_s
 
-    def take(self) -> None:
+    def begin(self) -> None:
         """Make the oldest request the current one."""
         _, self._current = self._waiting.popleft()
 
@@ -116,6 +116,6 @@ class FlushRequests:
         while True:
             try:
                 _, done = self._waiting.popleft()
-            except IndexError:  # no check before popleft: `ask` may run this at the same time
+            except IndexError:  # no check before popleft: `add` may run this at the same time
                 return
             done.set_exception(RuntimeError(_STOPPING))

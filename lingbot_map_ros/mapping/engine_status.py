@@ -1,4 +1,4 @@
-"""What the engine says of itself, for threads that must not touch it."""
+"""Copies of the engine's status for threads that must not use the engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lingbot_map.streaming.engine import StreamEngine
 
 @dataclass(frozen=True)
 class Progress:
-    """What the engine says of itself under the same names (see StreamEngine)."""
+    """Attributes of StreamEngine with the same names, copied after an image."""
 
     frames: int = 0
     keyframes: int = 0
@@ -28,14 +28,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class WarmUpReport:
-    """Empty and zero before the first warm-up."""
+    """The result of a warm-up; empty and zero before the first one."""
 
-    max_keyframes: int  # that the memory holds: fewer than asked for if memory is short
+    max_keyframes: int  # keyframe capacity; lower than configured if fit_memory reduced it
     seconds: float = 0.0
     size: tuple[int, int] | None = None  # of the network's input, width and height [px]
-    compile_mode: str = ''  # what auto came to
+    compile_mode: str = ''  # the mode that runs, never auto
     attention_backend: str = ''
-    compilations: int | None = None  # of the process until then
+    compilations: int | None = None  # in the process until the end of the warm-up
 
     @classmethod
     def of(cls, engine: StreamEngine, size: tuple[int, int], seconds: float) -> WarmUpReport:
@@ -51,7 +51,7 @@ class WarmUpReport:
 
     @property
     def recompiles(self) -> int:
-        """How many graphs were compiled or captured since."""
+        """Number of graphs compiled or captured since the warm-up."""
         return 0 if self.compilations is None else compilations() - self.compilations
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""How fast images come and poses go, and how long they take."""
+"""Counts of received, processed and dropped images, and rates and latencies."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ import time
 
 from lingbot_map_ros.frame import DROP_REASONS, Frame, INACTIVE, RESET, STATIC, SUPERSEDED
 
-_WINDOW_S = 5.0  # over which rates and latencies are taken
-_SAME_CLOCK_MS = 3.6e6  # a stamp further away than an hour is of another clock
+_WINDOW_S = 5.0  # for rates and latencies
+_SAME_CLOCK_MS = 3.6e6  # stamps more than an hour apart come from different clocks
 _NS = 1e9
 GAP = 'gaps'
 POSE_JUMP = 'pose_jumps'
-EVENTS = (GAP, POSE_JUMP)  # worth a look although no image is lost here
-_EXPECTED = {SUPERSEDED, STATIC, RESET, INACTIVE}  # nothing is wrong when these happen
+EVENTS = (GAP, POSE_JUMP)  # shown as a warning, although the node drops no image
+_EXPECTED = {SUPERSEDED, STATIC, RESET, INACTIVE}  # normal operation
 _LOG_PERIOD_S = 5.0
-_REASONS_SHOWN = 3  # the most frequent, in one line
-_MAX_KINDS = 50  # told apart; nonsense on a topic must not fill the memory
+_REASONS_SHOWN = 3  # the most frequent ones
+_MAX_KINDS = 50  # limits the memory if a topic carries arbitrary data
 
 
 @dataclass(frozen=True)
 class Pace:
     """
-    What the last few seconds were like.
+    Rates and latencies over the last seconds.
 
-    Latencies end when the pose is published and are of images that came after the map was
-    initialized; `initial_ms` is the longest of those before. Stamps of another clock tell nothing.
+    A latency ends when the pose is published. `arrival_ms` (since arrival) and `stamp_ms` (since
+    the stamp) cover images that arrived after the map was initialized; `initial_ms` is the largest
+    latency since arrival of the earlier ones. `stamp_ms` leaves out stamps of another clock.
     """
 
     input_hz: float
@@ -47,7 +48,7 @@ class _Departure:
 
 
 class PaceMeter:
-    """Notes when images arrive and when their poses are published; used under a lock."""
+    """Records when images arrive and when their poses are published. Not thread-safe."""
 
     def __init__(self):
         self._arrivals_s: deque[float] = deque()
@@ -61,7 +62,7 @@ class PaceMeter:
             self._arrivals_s.popleft()
 
     def depart(self, arrival_s: float, stamp_ms: float, is_initial: bool) -> None:
-        """Note a pose whose image was stamped `stamp_ms` ago."""
+        """Record a published pose whose image was stamped `stamp_ms` ago."""
         now_s = time.monotonic()
         arrival_ms = 1e3 * (now_s - arrival_s)
         if is_initial:
@@ -91,7 +92,7 @@ class Counts:
     received: int
     out: int
     dropped: dict[str, int]
-    paused: int  # came while paused; not among the received
+    paused: int  # arrived while paused; not part of `received`
 
     @property
     def waiting(self) -> int:
@@ -100,9 +101,9 @@ class Counts:
 
 class Ledger:
     """
-    Counts what became of each image; safe to use from any thread.
+    Counts received, processed and dropped images. Thread-safe.
 
-    `now_ns` reads the clock that stamps images.
+    `now_ns` reads the clock of the stamps.
     """
 
     def __init__(self, logger, now_ns: Callable[[], int] = time.time_ns):
@@ -110,7 +111,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._received = self._out = self._paused = 0
         self._dropped = Counter()
-        self._dropped_before = Counter()  # what was dropped when the last image got through
+        self._dropped_before = Counter()  # dropped images when the last pose was published
         self._kinds = Counter()
         self._events = Counter()
         self._logged_s: dict[str, float] = {}
@@ -130,7 +131,7 @@ class Ledger:
             self._arrived_s = time.monotonic()
 
     def count_out(self, frame: Frame, is_initial: bool = False) -> None:
-        """Count an image whose pose is published; `is_initial`: it waited for the map to begin."""
+        """Count a published pose; `is_initial`: its image arrived before the map initialized."""
         stamp_ms = (self._now_ns() - frame.stamp_ns) / 1e6
         with self._lock:
             self._out += 1
@@ -145,7 +146,7 @@ class Ledger:
             self._events[event] += 1
             count = self._events[event]
             self._trouble_s = now_s
-            if not self._is_news(event, '', now_s):
+            if not self._is_due(event, '', now_s):
                 return
         self._logger.warning(f'{why} ({event}: {count} so far)')
 
@@ -158,7 +159,7 @@ class Ledger:
         """
         Count one dropped image and log why.
 
-        That is at most every few seconds per reason, and only once for all images of a `kind`.
+        At most one line every few seconds per reason, or only one line ever per `kind`.
         """
         assert reason in DROP_REASONS, reason
         now_s = time.monotonic()
@@ -167,11 +168,12 @@ class Ledger:
             count = self._dropped[reason]
             if reason not in _EXPECTED:
                 self._trouble_s = now_s
-            if not why or not self._is_news(reason, kind, now_s):
+            if not why or not self._is_due(reason, kind, now_s):
                 return
         self._logger.warning(f'image dropped ({reason}, {count} so far): {why}')
 
-    def _is_news(self, reason: str, kind: str, now_s: float) -> bool:
+    def _is_due(self, reason: str, kind: str, now_s: float) -> bool:
+        """Return whether to log a line; count the kind."""
         if kind in self._kinds or (kind and len(self._kinds) < _MAX_KINDS):
             self._kinds[kind] += 1
             return self._kinds[kind] == 1
@@ -182,9 +184,9 @@ class Ledger:
 
     def refusal(self, since: Counts) -> str:
         """
-        Return in words that all images are dropped; '' if one got through or still may.
+        Return a text if all images are dropped; '' if a pose was published or an image waits.
 
-        That is since the counts `since`, or since the last image that got through.
+        Counted since `since`, or since the last published pose if there was one after it.
         """
         with self._lock:
             counts = self._counts()
@@ -199,12 +201,12 @@ class Ledger:
         return f'all images dropped ({reasons})'
 
     def kinds(self) -> dict[str, int]:
-        """Return how many images of each kind were dropped."""
+        """Return the number of dropped images of each kind (see `count_drop`)."""
         with self._lock:
             return dict(self._kinds)
 
     def seconds_since_trouble(self) -> float:
-        """Return how long ago an image was dropped for a reason that somebody should look at."""
+        """Return the time since the last event, or drop for an unexpected reason."""
         return time.monotonic() - self._trouble_s
 
     def pace(self) -> Pace:

@@ -1,4 +1,4 @@
-"""From the image callback to the publishers: everything that lives from configure to cleanup."""
+"""The image pipeline of a configured node, from the image callback to the publishers."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from lingbot_map_ros.output.saving import autosave, check_autosave
 from lingbot_map_ros.parameters import NodeParams
 from sensor_msgs.msg import CompressedImage, Image
 
-_WARM_UPS = 4.0  # the warm-up runs a scale batch too, the longest that an image takes
-_SILENCE_S = 2.0  # without an image for so long, the state is WAITING_FOR_IMAGES
+_WARM_UPS = 4.0  # times the warm-up, which includes a scale batch, the slowest step
+_SILENCE_S = 2.0  # without images, until the state is WAITING_FOR_IMAGES
 
 
 class Pipeline:
     """
-    Admits images, and owns inbox, worker, outputs and the present map.
+    Admits images, and owns inbox, worker, outputs and the current map.
 
-    `on_image` is called by one thread at a time; the other methods by any.
+    `on_image` must not run in two threads at once; the other methods are thread-safe. The current
+    map only changes under `outputs.lock`.
     """
 
     def __init__(self, node, params: NodeParams, load: Callable[[NodeParams], StreamEngine]):
@@ -68,17 +69,18 @@ class Pipeline:
 
     @property
     def session(self) -> MapSession:
-        """The present map."""
+        """The current map."""
         return self.outputs.current
 
     def set_params(self, params: NodeParams) -> None:
         self.params = self.outputs.params = params
 
     def on_image(self, message: Image | CompressedImage) -> None:
-        """Admit an image or drop it; the worker does the rest."""
+        """Queue an image for the worker, or drop it."""
         if self.paused:
             self.ledger.count_paused()
-            self.session.gaps.pause()
+            with self.outputs.lock:
+                self.session.gaps.pause()
             self.outputs.acknowledge(message.header)
             return
         self.ledger.receive()
@@ -91,45 +93,45 @@ class Pipeline:
     def _admit(
         self, message: Image | CompressedImage
     ) -> tuple[Image | CompressedImage | None, str, str]:
-        """Return the image that has to give way, if any, and why."""
+        """Queue an image; return the image that is dropped, if any, with reason and log text."""
+        if not self.outputs.active:
+            return message, INACTIVE, ''
         try:
             admitted = self.session.admission.admit(message.header, self._clock.now().nanoseconds)
         except Dropped as drop:
             return message, drop.reason, str(drop)
         if admitted.jump_s:
-            self._start_afresh(f'image stamps jumped back by {admitted.jump_s:.3f} s')
-        gap = self.session.gaps.see(admitted.stamp_ns)
+            self._restart(f'image stamps jumped back by {admitted.jump_s:.3f} s')
+        gap = self.session.gaps.check(admitted.stamp_ns)
         if gap:
             self.ledger.count_event(GAP, gap)
         frame = Frame(message, to_stamp(admitted.stamp_ns), admitted.camera, time.monotonic())
         loser = self._inbox.put(frame)
-        if loser is None:
-            return None, '', ''
+        return (None, '', '') if loser is None else (loser.message, *self._overflow())
+
+    def _overflow(self) -> tuple[str, str]:
+        """Return reason and log text for an image that the full inbox drops."""
         if self.params.queue == 'latest':
-            return loser.message, SUPERSEDED, ''
-        return (
-            loser.message,
-            QUEUE_FULL,
-            (
-                f'{self.params.queue_size} images wait already: wait for ~/processed before '
-                "sending more, or raise the parameter 'queue_size'"
-            ),
+            return SUPERSEDED, ''
+        return QUEUE_FULL, (
+            f'{self.params.queue_size} images are waiting: wait for ~/processed before '
+            "sending more, or raise the parameter 'queue_size'"
         )
 
     def reset(self) -> None:
-        """Start a new map; nothing of the old one is published once this has returned."""
+        """Start a new map; no output of the old one is published after this returns."""
         with self.outputs.lock:
-            self._start_afresh('reset was called', Admission(self.params))
+            self._restart('reset was called', Admission(self.params))
 
-    def _start_afresh(self, why: str, admission: Admission | None = None) -> None:
-        """Start a new map without the images that wait; call it under the lock of the outputs."""
+    def _restart(self, why: str, admission: Admission | None = None) -> None:
+        """Start a new map and drop waiting images; the caller holds `outputs.lock`."""
         self._start_map(admission)
         self._empty_inbox(RESET)
         self._inbox.wake()
         self._logger.info(f'{why}: starting a new map')
 
     def _start_map(self, admission: Admission | None = None) -> MapSession:
-        """Make a new map the current one; it goes on with the stamps of the old one by default."""
+        """Make a new map the current one; by default it keeps the admission of the old map."""
         with self.outputs.lock:
             old = self.session
             session = self._new_session(old.number + 1, admission or old.admission)
@@ -153,16 +155,17 @@ class Pipeline:
         self.outputs.active = True
 
     def deactivate(self) -> None:
-        """Publish nothing more; the map is kept."""
+        """Stop publishing and drop waiting images; the map is kept."""
         with self.outputs.lock:
             self.outputs.active = False
+            self.session.gaps.pause()
             self._empty_inbox(INACTIVE)
 
     def close(self, timeout_s: float) -> bool:
         """
         Stop both threads, autosave and destroy the publishers; return whether the worker ended.
 
-        It also saves if the worker does not end, which adds nothing any more.
+        Autosave does not wait for the worker: an inactive node adds nothing to the map.
         """
         self.deactivate()
         self._info_subscription.close()
@@ -170,7 +173,7 @@ class Pipeline:
         self.outputs.stop_thread(timeout_s)
         self._autosave()
         ended = self.worker.stop(max(0.0, deadline_s - time.monotonic()))
-        if ended:  # else it may still publish
+        if ended:  # otherwise it may still publish
             self.outputs.destroy()
             if self.odometry is not None:
                 self.odometry.close()
@@ -185,14 +188,14 @@ class Pipeline:
             autosave(self.session, self.params.autosave, self._logger)
 
     def watchdog_limit_s(self) -> float:
-        """Return how long one image may take, 0: no limit; on a CPU the warm-up gives a hint."""
+        """Return the time limit for one image, 0: none; on a CPU it follows the warm-up time."""
         limit_s = self.params.watchdog_timeout
         if limit_s and choose_device(self.params.device).type == 'cpu':
             return max(limit_s, _WARM_UPS * self.worker.warm_up.seconds)
         return limit_s
 
     def state(self) -> State:
-        """Return what the node is doing."""
+        """Return the state of the node, or of its current map."""
         worker = self.worker
         if worker.phase != State.READY or not self.outputs.active:
             return worker.phase

@@ -1,4 +1,4 @@
-"""The one thread that touches the device, from loading to release."""
+"""The thread that loads the engine, runs it and releases it; no other thread uses the device."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from lingbot_map_ros.parameters import NodeParams
 import numpy as np
 import torch
 
-_PERIOD_S = 5.0  # between records of the same line of code
+_RECORD_LOG_PERIOD_S = 5.0  # for records of the same line of code
 _POLL_S = 0.2
-_ERRORS_SAID_EVERY_S = 5.0
-_SCALE_TROUBLE_SAID_EVERY_S = 30.0
+_ERROR_LOG_PERIOD_S = 5.0
+_SCALE_LOG_PERIOD_S = 30.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 _KEPT_BYTES = 128 * 2**20
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20  # that glibc accepts
@@ -51,10 +51,10 @@ def keep_freed_memory() -> None:
     """
     Let glibc keep freed memory for the next message instead of returning it to the system.
 
-    Otherwise the pages of each cloud are faulted in again. Medians of two runs on two CPU cores,
+    Otherwise each cloud causes page faults for its memory. Medians of two runs on two CPU cores,
     with this call and without: a 518x392 cloud on the publisher thread 2.5 and 2.8 ms against
     15.3 and 19.2 ms, serialising 1 M points 6.4 and 15.0 ms against 40.5 and 70.3 ms. The time
-    from image to TF does not depend on it. Does nothing with other C libraries.
+    from image to TF is the same. Does nothing with other C libraries.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -65,16 +65,16 @@ def keep_freed_memory() -> None:
 
 
 class LibraryLog(logging.Handler):
-    """Hands what is logged in the thread that makes it to the logger of a node."""
+    """Forwards log records of the thread that created this handler to a node's logger."""
 
     def __init__(self, logger):
         super().__init__()
         self._logger, self._thread = logger, threading.get_ident()
-        self._said_s: dict[tuple[str, int], float] = {}
+        self._logged_s: dict[tuple[str, int], float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        # Each node of a process has a handler and a thread: a record belongs to one of them.
-        if record.thread != self._thread or not self._is_news(record):
+        # Each node of a process has its own worker thread and its own handler.
+        if record.thread != self._thread or not self._is_due(record):
             return
         if record.levelno >= logging.ERROR:
             self._logger.error(record.getMessage())
@@ -83,19 +83,19 @@ class LibraryLog(logging.Handler):
         else:
             self._logger.info(record.getMessage())
 
-    def _is_news(self, record: logging.LogRecord) -> bool:
+    def _is_due(self, record: logging.LogRecord) -> bool:
         place, now_s = (record.pathname, record.lineno), time.monotonic()
-        quiet = now_s - self._said_s.get(place, -float('inf')) < _PERIOD_S
+        quiet = now_s - self._logged_s.get(place, -float('inf')) < _RECORD_LOG_PERIOD_S
         if not quiet:
-            self._said_s[place] = now_s
+            self._logged_s[place] = now_s
         return not quiet
 
 
 @contextmanager
 def library_log(logger) -> Iterator[None]:
-    """Have what `lingbot_map` says in this thread logged by `logger` of a node."""
+    """Log the records of `lingbot_map` from this thread with `logger` of a node."""
     library, handler = logging.getLogger('lingbot_map'), LibraryLog(logger)
-    budget.LOGGER.setLevel(logging.INFO)  # the size of the memory; elsewhere warnings do
+    budget.LOGGER.setLevel(logging.INFO)  # also logs the memory size
     library.addHandler(handler)
     try:
         yield
@@ -105,10 +105,13 @@ def library_log(logger) -> Iterator[None]:
 
 class Worker:
     """
-    Takes images from the inbox, runs the engine and hands the results to the outputs.
+    Takes images from the inbox, runs the engine and passes the results to the outputs.
 
-    `start_map()` makes the next MapSession the current one of `outputs`. An exception costs the
-    map, not the thread: it is logged, and a new map starts. Attributes are thread-safe to read.
+    `start_map()` makes a new MapSession the current one of `outputs`. After an exception the
+    thread logs it, starts a new map and continues. Public attributes are thread-safe to read.
+
+    `outputs.current` is the map of new images, `_session` that of the image being processed. The
+    two differ from a reset until the next image is taken.
     """
 
     def __init__(
@@ -124,14 +127,14 @@ class Worker:
         self.phase = State.LOADING
         self.errors = 0
         self.forward_ms = 0.0  # of the newest result
-        self.gpu_memory_mib = 0.0  # that torch has allocated; 0 on a CPU
-        self.warm_up = WarmUpReport(outputs.params.max_keyframes)  # the newest one
+        self.gpu_memory_mib = 0.0  # allocated by torch; 0 on a CPU
+        self.warm_up = WarmUpReport(outputs.params.max_keyframes)  # the latest one
         self._load_engine, self._images, self._inbox = load, images, inbox
         self._ledger, self._outputs, self._logger = ledger, outputs, logger
         self._start_map = start_map
         self._engine: StreamEngine | None = None
         self._session: MapSession = outputs.current
-        self._engine_session: MapSession | None = None  # whose images the engine remembers
+        self._engine_session: MapSession | None = None  # whose images are in the engine
         self._flushes = FlushRequests()
         self._busy_since_s: float | None = None
         self._stopping = False
@@ -139,18 +142,18 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name='worker', daemon=True)
 
     def start(self) -> Future:
-        """Begin to load; the future ends when images can come, or with what went wrong."""
+        """Start loading; the future is done when images can be processed, or has the exception."""
         self._thread.start()
         return self._loaded
 
     def flush(self) -> Future:
-        """Finish what is waiting, also a short scale batch; the future holds the frame count."""
-        done = self._flushes.ask()
+        """Process all waiting images and a partial scale batch; the future returns its size."""
+        done = self._flushes.add()
         self._inbox.wake()
         return done
 
     def stop(self, timeout_s: float) -> bool:
-        """End after the present image; tell whether the thread has ended."""
+        """Stop after the current image; return whether the thread has ended."""
         self._stopping = True
         self._inbox.wake()
         if self._thread.ident is not None:
@@ -158,27 +161,27 @@ class Worker:
         return not self._thread.is_alive()
 
     def busy_s(self) -> float:
-        """Return how long the present image has been taking; 0 when idle or warming up."""
+        """Return how long the current image has been processed; 0 when idle or warming up."""
         since_s = self._busy_since_s
         return 0.0 if since_s is None else time.monotonic() - since_s
 
     def _run(self) -> None:
-        # Entered once and before the warm-up: a change of the grad mode would recompile.
+        # Entered once, before the warm-up: a change of the grad mode causes recompilation.
         with torch.inference_mode(), library_log(self._logger):
-            while not self._ends():
+            while not self._is_ending():
                 try:
                     if self._engine is None:
                         self._load()
                     self._serve()
-                except Exception as error:  # the top of this thread: log, start over, go on
+                except Exception as error:  # the thread must go on
                     self._on_error(error)
             self._release()
 
-    def _ends(self) -> bool:
-        """Tell whether to end: on request, or since ROS was shut down around the node."""
+    def _is_ending(self) -> bool:
+        """Return whether to end: on request, or because ROS was shut down."""
         if not (self._stopping or self._outputs.connected):
             self._stopping = True
-            self._logger.info('ROS was shut down: no more images are taken')
+            self._logger.info('ROS was shut down: no more images are processed')
             if not self._loaded.done():
                 self._loaded.set_exception(RuntimeError('ROS was shut down'))
         return self._stopping
@@ -187,7 +190,7 @@ class Worker:
         params = self._outputs.params
         self._engine = self._load_engine(params)
         self._warm_up(*usual_image_size(params))
-        keep_freed_memory()  # from now on: what loading leaves goes back
+        keep_freed_memory()  # only now: memory freed while loading goes back to the system
         if not self._stopping:
             self._loaded.set_result(None)
 
@@ -207,30 +210,30 @@ class Worker:
             self.gpu_memory_mib = torch.cuda.memory_allocated() / 2**20
 
     def _serve(self) -> None:
-        while not self._ends():
+        while not self._is_ending():
             self._inbox.wait(0.0 if self._flushes else _POLL_S)
-            is_first = len(self._inbox) and self._session.view is None
+            is_first = len(self._inbox) and self._outputs.current.view is None
             if is_first and not self._images.ready(_POLL_S):
                 continue
             frame = self._take()
             if frame is not None:
                 self._process(frame)
-            # A camera that is faster than the device never leaves the inbox empty.
+            # With a camera faster than the device the inbox is never empty.
             if self._flushes.are_due(float('inf') if frame is None else frame.arrival_s):
                 self._flush()
 
     def _take(self) -> Frame | None:
-        """Return the next image, of the current map; None if none waits."""
-        # Under one lock: a reset empties the inbox under the same.
+        """Return the next image, assigned to the current map; None if none waits."""
+        # A reset changes the map and empties the inbox under the same lock.
         with self._outputs.lock:
             frame, session = self._inbox.pop(), self._outputs.current
-        self._turn_to(session)
+        self._switch_to(session)
         if frame is not None:
             frame.session = session
         return frame
 
-    def _turn_to(self, session: MapSession) -> None:
-        """Leave the map before: what it still holds in the engine is dropped."""
+    def _switch_to(self, session: MapSession) -> None:
+        """Continue with another map; drop images of the previous one that are in the engine."""
         if session is not self._session:
             self._drop_held(RESET)
             self._session = session
@@ -247,8 +250,8 @@ class Worker:
 
     def _push(self, frame: Frame) -> None:
         try:
-            picture = self._images.decode(frame.message)
-            view = self._view_of(picture, frame.message.header.frame_id)
+            image = self._images.decode(frame.message)
+            view = self._view_of(image, frame.frame_id)
             width, height = view.upright_size
             network_size = self._engine.network_size(height, width)
             if network_size != self.warm_up.size:
@@ -256,16 +259,16 @@ class Worker:
         except UnsupportedImage as error:
             self._drop(frame, BAD_IMAGE, str(error), error.kind)
             return
-        except ValueError as error:  # masked or cropped, nothing would be left, or too large
+        except ValueError as error:  # too large, or nothing is left after mask and crop
             self._drop(frame, BAD_IMAGE, str(error))
             return
         if self._session.is_outdated():
-            self._logger.warning('the mount of the camera is known now: starting a new map')
+            self._logger.warning('the camera extrinsics are available now: starting a new map')
             self._move_to_new_map(frame)
-        self._refresh_engine()
+        self._reset_engine_for_new_map()
         if view is not self._session.view:
             self._change_view(frame, view, network_size)
-        self._infer(frame, view.prepare(picture))
+        self._infer(frame, view.prepare(image))
 
     def _infer(self, frame: Frame, rgb: np.ndarray) -> None:
         engine, params = self._engine, self._outputs.params
@@ -282,7 +285,7 @@ class Worker:
             self._drop(frame, MAP_FULL, trouble)
             return
         if engine.sequence != sequence:
-            self._follow_engine(frame)
+            self._follow_engine_reset(frame)
         self._session.trouble = ''
         if engine.is_static and not results:
             self._drop_static(frame)
@@ -293,62 +296,62 @@ class Worker:
         if not self._session.waits_for_motion:
             self._session.waits_for_motion = True
             self._logger.info(
-                'the images show no motion: the map begins once the camera moves '
-                "(set 'motion_gate' to false to begin anyway)"
+                'the images show no motion: the map starts once the camera moves '
+                "(set 'motion_gate' to false to start at once)"
             )
 
-    def _follow_engine(self, frame: Frame) -> None:
-        """Turn to a new map: the engine began one by itself, with this image."""
+    def _follow_engine_reset(self, frame: Frame) -> None:
+        """Start a new map, since the engine started a new sequence with this image."""
         self._logger.warning(
-            'the memory is full: starting a new map, path and map are emptied '
+            'the memory is full: starting a new map, path and map are cleared '
             f'(on_limit: {self._outputs.params.on_limit})'
         )
         view = self._session.view
         self._move_to_new_map(frame)
         self._session.view, self._engine_session = view, self._session
 
-    def _view_of(self, picture: np.ndarray, frame_id: str) -> View:
-        size, view = picture.shape[1::-1], self._session.view
+    def _view_of(self, image: np.ndarray, frame_id: str) -> View:
+        size, view = image.shape[1::-1], self._session.view
         if view is not None and view.size == size:
             return view
         return self._images.view(size, frame_id)
 
-    def _refresh_engine(self) -> None:
-        """Have the engine forget images of another map."""
+    def _reset_engine_for_new_map(self) -> None:
+        """Reset the engine if it contains images of another map."""
         if self._engine_session is not self._session:
             self._engine.reset()
             self._engine_session = self._session
 
     def _change_view(self, frame: Frame, view: View, network_size: tuple[int, int]) -> None:
-        """Follow the size of the first image, or of a camera that changed its format."""
+        """Set the view of a map; if the image size changed, start a new map."""
         width, height = view.size
         if self._session.view is not None:
             self._logger.warning(f'the image size changed to {width}x{height}: starting a new map')
             self._move_to_new_map(frame)
-            self._refresh_engine()
+            self._reset_engine_for_new_map()
         if network_size != self.warm_up.size:
             self._logger.info(f'images are {width}x{height}: warming up again for their size')
-            self._busy_since_s = None  # may take minutes, and is not an image that is stuck
+            self._busy_since_s = None  # may take minutes; the watchdog must not fire
             self._warm_up(*view.upright_size[::-1])
             self._busy_since_s = time.monotonic()
         self._session.view = view
 
     def _move_to_new_map(self, frame: Frame) -> None:
-        """Turn to a new map that begins with the present image, unless a reset came since."""
+        """Start a new map with the current image, unless a reset has started one meanwhile."""
         with self._outputs.lock:
             if self._outputs.current is not frame.session:
                 return
             session = self._start_map()
         self._session.held.remove(frame)
-        self._turn_to(session)
+        self._switch_to(session)
         session.held.append(frame)
         frame.session = session
 
     def _flush(self) -> None:
-        self._flushes.take()
+        self._flushes.begin()
         self._busy_since_s = time.monotonic()
         try:
-            self._refresh_engine()
+            self._reset_engine_for_new_map()
             results = self._engine.flush()
             self._deliver(results)
             self._outputs.flush()
@@ -360,7 +363,7 @@ class Worker:
         session = self._session
         for result in results:
             self._deliver_one(session.view.restore(result))
-        session.note_delivered()
+        session.end_batch()
         session.progress = Progress.of(self._engine)
 
     def _deliver_one(self, result: FrameResult) -> None:
@@ -384,19 +387,19 @@ class Worker:
         self._outputs.publish_dense(frame, placement.frame)
 
     def _estimate_scale(self, frame: Frame, result: FrameResult) -> None:
-        """Once the scale is certain, keep it for the rest of the map."""
+        """Rescale path and points once the scale is found; warn if it may never be."""
         session = self._session
         found = session.estimate_scale(frame, result)
         if found is not None:
             fit, ratio = found
-            self._outputs.rescale(ratio, session.scale_origin)
+            self._outputs.rescale(session, ratio, session.scale_origin)
             self._logger.info(
-                f'scale is {fit}; map and path are rescaled, once: only ~/reset finds another'
+                f'scale is {fit}; map and path are rescaled; the scale is fixed until ~/reset'
             )
         elif session.scale_trouble:
             self._logger.warning(
-                f'there is no scale yet: {session.scale_trouble}',
-                throttle_duration_sec=_SCALE_TROUBLE_SAID_EVERY_S,
+                f'no scale yet: {session.scale_trouble}',
+                throttle_duration_sec=_SCALE_LOG_PERIOD_S,
             )
 
     def _drop(self, frame: Frame, reason: str, why: str = '', kind: str = '') -> None:
@@ -412,19 +415,25 @@ class Worker:
             self._stopping = True
             self._loaded.set_exception(error)
             return
-        if self._ends():  # there is nobody to publish for, which is what failed
+        if self._is_ending():  # publishing fails when ROS is shut down
             return
         self.errors += 1
         reason = describe(error)
         self._logger.error(
             f'{reason}: starting a new map ({self.errors} errors so far)',
-            throttle_duration_sec=_ERRORS_SAID_EVERY_S,
+            throttle_duration_sec=_ERROR_LOG_PERIOD_S,
         )
         self._drop_held(WORKER_ERROR)
-        self._session = self._start_map()
-        self._session.trouble = reason
+        self._abandon_map(reason)
         self.phase = State.READY
         self._flushes.fail(error)
+
+    def _abandon_map(self, trouble: str) -> None:
+        """Start a new map with a trouble, unless a reset has started one meanwhile."""
+        with self._outputs.lock:
+            if self._outputs.current is self._session:
+                self._session = self._start_map()
+                self._session.trouble = trouble
 
     def _release(self) -> None:
         self._drop_held(INACTIVE)

@@ -1,4 +1,4 @@
-"""Where the camera and its robot are in the map, by the rules of tf_mode."""
+"""Poses of the camera and the robot in the map, depending on tf_mode."""
 
 from __future__ import annotations
 
@@ -17,35 +17,36 @@ ROBOT_MODES = ('map_to_base', 'map_to_odom')
 
 @dataclass(frozen=True)
 class Placement:
-    """Where things were when an image was taken."""
+    """A frame in the map, and the pose that odometry, ~/pose and TF report for it."""
 
     frame: MappedFrame
-    body: Pose  # what odometry, pose and TF speak of: the robot in ROBOT_MODES, else the camera
+    body: Pose  # the robot in ROBOT_MODES if its extrinsics are known, else the camera
     body_frame: str
-    missing: str = ''  # why the body is not the robot, although it should be
-    is_scaled: bool = True  # False while the scale is still being estimated
+    missing_extrinsics: str = ''  # why `body` is the camera in ROBOT_MODES, or ''
+    is_scaled: bool = True  # False while the scale is being estimated
 
 
 class Placer:
     """
-    Places the images of one map, all of them from `camera`.
+    Places the images of one map, all of them from `camera` (a frame id).
 
-    When the camera's mount in `base_frame` is known, the map is level with the robot, which starts
-    at its origin; else it is level with the first camera, and speaks of the camera alone.
+    If the extrinsics `base_frame` -> `camera` are known when the map starts, the robot starts at
+    the origin of the map and the axes are those of the robot. Otherwise the first camera does, its
+    axes are those of the upright first camera (REP-103), and `body` is always the camera.
     """
 
     def __init__(self, params: NodeParams, tree: FrameTree, camera: str, scale: float):
         self.camera = camera
-        self.missing = ''
+        self.missing_extrinsics = ''
         self._params, self._tree = params, tree
-        T_base_cam = self._find_mount()
+        T_base_cam = self._find_extrinsics()
         self._body_frame, self._T_cam_body = camera, None
         if T_base_cam is not None and params.tf_mode in ROBOT_MODES:
             self._body_frame, self._T_cam_body = params.base_frame, invert(T_base_cam)
         self._frame = MapFrame(scale, camera_rotation(params.image_rotation), T_base_cam)
         self._track = ContinuousPoses()
 
-    def _find_mount(self) -> np.ndarray | None:
+    def _find_extrinsics(self) -> np.ndarray | None:
         params = self._params
         if not params.base_frame:
             return None
@@ -53,7 +54,7 @@ class Placer:
             return self._tree.extrinsics(params.base_frame, self.camera)
         except NoTransform as error:
             if params.tf_mode in ROBOT_MODES:
-                self.missing = str(error)
+                self.missing_extrinsics = str(error)
             return None
 
     @property
@@ -67,12 +68,12 @@ class Placer:
 
     @property
     def origin(self) -> np.ndarray:
-        """The point (3,) of the map that a change of scale leaves in place."""
+        """The fixed point (3,) of a change of scale, in the map frame."""
         return self._frame.origin
 
     def is_outdated(self) -> bool:
-        """Tell whether a mount that was missing when the map began is known now."""
-        if not self.missing:
+        """Return whether the extrinsics were missing when the map started and are known now."""
+        if not self.missing_extrinsics:
             return False
         try:
             self._tree.extrinsics(self._params.base_frame, self.camera)
@@ -86,4 +87,4 @@ class Placer:
         body = frame.camera
         if self._T_cam_body is not None:
             body = self._track.pose(frame.camera.T_map_body @ self._T_cam_body)
-        return Placement(frame, body, self._body_frame, self.missing, is_scaled)
+        return Placement(frame, body, self._body_frame, self.missing_extrinsics, is_scaled)

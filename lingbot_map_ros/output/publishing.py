@@ -1,4 +1,4 @@
-"""All publishers: poses are sent at once by the worker, the rest by the publisher thread."""
+"""All publishers: the worker publishes poses at once, the publisher thread all other outputs."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from rclpy.serialization import serialize_message
 from sensor_msgs.msg import CameraInfo, Image, PointCloud2
 from std_msgs.msg import Header
 
-# A scale batch comes out at once: its poses must fit, also for a reader that is slow for a moment.
+# The poses of a scale batch are published at once and must fit, even with a slow reader.
 _POSE_DEPTH = 100
 _CLOUD_DEPTH = 5
 
 
 @dataclass(frozen=True)
 class DepthOutput:
-    """Depth in map units and confidence, as far as wanted, and the intrinsics of their pixels."""
+    """Depth in map units and confidence, each if subscribed, and their intrinsics [px]."""
 
     size: tuple[int, int]  # width, height
     K: np.ndarray  # (3, 3)
@@ -46,9 +46,9 @@ class DepthOutput:
 
 class PublishedMap:
     """
-    Path and points of one map.
+    Path and points of one map, guarded by `lock`.
 
-    `lock` guards both. Whoever holds the lock of Outputs as well has taken that one first.
+    A thread that needs the lock of Outputs too must take that one first.
     """
 
     def __init__(self, number: int, params: NodeParams):
@@ -57,8 +57,8 @@ class PublishedMap:
         self.lock = threading.Lock()
         self.trajectory = Trajectory(params.path.max_size)
         self.points = MapStore(params.map.voxel_size, params.map.max_points)
-        self.points_stamp = Time()  # of the newest image whose points are in
-        # An empty map is sent only in place of the one before.
+        self.points_stamp = Time()  # of the newest image whose points are in the map
+        # An empty map is only published to replace an earlier one.
         self.path_changed = self.points_changed = number > 0
 
     def insert(self, stamp: Time, points: np.ndarray) -> None:
@@ -68,7 +68,7 @@ class PublishedMap:
             self.points_stamp, self.points_changed = stamp, True
 
     def rescale(self, ratio: float, origin: np.ndarray) -> None:
-        """Stretch path and points by `ratio`, away from the point `origin` (3,)."""
+        """Scale path and points by `ratio` about the point `origin` (3,)."""
         with self.lock:
             self.trajectory.rescale(ratio, origin)
             self.points.rescale(ratio, origin)
@@ -79,8 +79,8 @@ class Outputs:
     """
     All publishers, from configure to cleanup.
 
-    `current` is the map that is published. Every message is sent under `lock` and only if it
-    belongs to `current`, so nothing of an old map is sent once another one is there.
+    `current` is the map that is published; it changes under `lock`. All messages of a map are
+    published under `lock` and only if it is still `current`, so none of an old map follow a reset.
     """
 
     def __init__(self, node, params: NodeParams, tree: FrameTree, first: PublishedMap):
@@ -107,7 +107,7 @@ class Outputs:
         self._path_pub = self._publisher(Path, '~/path', _latched())
         self._map_pub = self._publisher(PointCloud2, '~/map', _latched())
         depth = _CLOUD_DEPTH
-        if self.params.queue == 'lossless':  # also the clouds of a whole scale batch arrive
+        if self.params.queue == 'lossless':  # all clouds of a scale batch must arrive
             depth = max(depth, 2 * self.params.num_scale_frames)
         self._points_pub = self._publisher(PointCloud2, '~/points', depth)
         self._depth_pub = self._publisher(Image, '~/depth', depth)
@@ -126,12 +126,12 @@ class Outputs:
 
     @property
     def connected(self) -> bool:
-        """Whether ROS is there; a process may shut it down around the node."""
+        """Whether ROS is running; the process may shut it down before the node is closed."""
         return self._node.context.ok()
 
     @property
     def errors(self) -> int:
-        """How often publishing a cloud, path, map or depth has failed."""
+        """Number of failures to publish a cloud, path, map or depth image."""
         return self._thread.errors
 
     def stop_thread(self, timeout_s: float) -> None:
@@ -144,22 +144,21 @@ class Outputs:
             self.transform.close()
 
     def acknowledge(self, header: Header) -> None:
-        """Say that the image with this header is finished with, whatever became of it."""
+        """Publish on ~/processed that the image with this header was processed or dropped."""
         try:
             self._processed_pub.publish(header)
         except rclpy_implementation.RCLError:
             if self.connected:
                 raise
 
-    def rescale(self, ratio: float, origin: np.ndarray) -> None:
-        """Stretch path and map by `ratio`, away from the point `origin` (3,)."""
-        self._thread.drain()  # what waits has the old scale
-        with self.lock:
-            self.current.rescale(ratio, origin)
+    def rescale(self, published: PublishedMap, ratio: float, origin: np.ndarray) -> None:
+        """Scale path and points of a map, which a reset may have replaced, about `origin` (3,)."""
+        self._thread.drain()  # queued clouds have the old scale
+        published.rescale(ratio, origin)
 
     def publish_pose(self, frame: Frame, placement: Placement, scene: Scene) -> None:
         """
-        Send TF, odometry and pose.
+        Publish TF, odometry and pose.
 
         :raises Dropped: the frame belongs to an old map, or the node is inactive.
         """
@@ -182,7 +181,7 @@ class Outputs:
                 self.current.path_changed = True
 
     def publish_dense(self, frame: Frame, mapped: MappedFrame) -> None:
-        """Copy to the host what of points and depth is subscribed or kept, and publish it."""
+        """Copy points and depth to the host if they are subscribed or mapped, and queue them."""
         wants_points = self._wants_points(mapped.is_keyframe)
         wants_map = mapped.is_keyframe and self.params.map.voxel_size > 0
         if wants_points or wants_map:
@@ -220,7 +219,7 @@ class Outputs:
         ) and self._points_pub.get_subscription_count() > 0
 
     def hand_points(self, frame: Frame, points: np.ndarray) -> None:
-        """Have points (N,) in the map frame published as the frame's cloud."""
+        """Queue points (N,) in the map frame as the cloud of the frame."""
         self._thread.hand(
             'points',
             lambda: self._send(
@@ -231,23 +230,26 @@ class Outputs:
         )
 
     def hand_map(self, frame: Frame, points: np.ndarray) -> None:
-        """Have points (N,) in the map frame added to the map."""
+        """Queue points (N,) in the map frame for the map of the frame."""
         self._thread.hand('map', lambda: frame.session.insert(frame.stamp, points))
 
     def hand_depth(self, frame: Frame, output: DepthOutput) -> None:
         self._thread.hand('depth', lambda: self._publish_depth(frame, output))
 
     def flush(self) -> None:
-        """Send what waits, and the path and the map also to those who subscribe later."""
+        """Publish all queued outputs, then path and map (latched for later subscribers)."""
         self._thread.hand('flush path', lambda: self._publish_path(always=True))
         self._thread.hand('flush map', lambda: self._publish_map(always=True))
         self._thread.drain()
 
-    def _send(self, publisher, of_map: PublishedMap, message) -> None:
-        data = serialize_message(message)  # the slow part, outside of the lock
+    def _send(self, publisher, of_map: PublishedMap, message) -> bool:
+        """Publish a message of a map if it is current and the node active; return whether."""
+        data = serialize_message(message)  # slow, so not under the lock
         with self.lock:
-            if of_map is self.current and self.active:
+            is_wanted = of_map is self.current and self.active
+            if is_wanted:
                 publisher.publish(data)
+        return is_wanted
 
     def _publish_depth(self, frame: Frame, output: DepthOutput) -> None:
         header = frame.header(frame.frame_id)
@@ -264,7 +266,7 @@ class Outputs:
         published = self.current
         with published.lock:
             poses = list(published.trajectory.newest)
-            # An emptied path replaces the latched one, or late subscribers would see the old map.
+            # After a reset the empty path replaces the latched path of the old map.
             wanted = (
                 always
                 or self._path_pub.get_subscription_count() > 0
@@ -276,7 +278,8 @@ class Outputs:
         header = Header(frame_id=self.params.map_frame)
         if poses:
             header.stamp = poses[-1].header.stamp
-        self._send(self._path_pub, published, conversions.path(header, poses))
+        if not self._send(self._path_pub, published, conversions.path(header, poses)):
+            published.path_changed = True  # deactivated meanwhile: publish it once active again
 
     def _publish_map(self, always: bool = False) -> None:
         published = self.current
@@ -293,9 +296,10 @@ class Outputs:
         header = Header(frame_id=self.params.map_frame)
         if len(points):
             header.stamp = published.points_stamp
-        self._send(self._map_pub, published, conversions.cloud(header, points))
+        if not self._send(self._map_pub, published, conversions.cloud(header, points)):
+            published.points_changed = True
 
 
 def _latched() -> QoSProfile:
-    """Return a profile of its own for each publisher: overrides are written into it."""
+    """Return a new profile for each publisher, since rclpy writes QoS overrides into it."""
     return QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)

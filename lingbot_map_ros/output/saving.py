@@ -1,4 +1,4 @@
-"""Files that the services write, and the node when it ends."""
+"""Save map and trajectory to files, for the services and autosave."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from lingbot_map_ros.output.publishing import PublishedMap
 
 
 class NothingToSave(UserError):
-    """There is no content yet, and no file was written."""
+    """There is nothing to save; no file was written."""
 
 
 def save_map(published: PublishedMap, directory: str) -> list[Path]:
     """
-    Write the map as PLY and as PCD into `directory`, made if missing; return both files.
+    Write the map as PLY and as PCD into `directory`, created if missing; return both files.
 
-    NothingToSave; OSError: the directory or a file cannot be written.
+    :raises NothingToSave: the map has no points.
+    :raises OSError: the directory or a file cannot be written.
     """
     with published.lock:
         points = published.points.snapshot()
@@ -45,7 +46,7 @@ def save_trajectory(published: PublishedMap, directory: str) -> list[Path]:
 
 
 def autosave(published: PublishedMap, directory: str, logger) -> None:
-    """Write map and trajectory, as far as there are any; log the files or the reason."""
+    """Write trajectory and map unless empty; log the files, or why there is none."""
     for save in (save_trajectory, save_map):
         try:
             files = save(published, directory)
@@ -58,7 +59,7 @@ def autosave(published: PublishedMap, directory: str, logger) -> None:
 
 
 def check_autosave(directory: str) -> None:
-    """Raise ParameterError if nothing can be written to `directory`, made if missing."""
+    """Create `directory`; raise ParameterError if it is not writable. Empty: do nothing."""
     if not directory:
         return
     try:
@@ -68,9 +69,9 @@ def check_autosave(directory: str) -> None:
 
 
 def unwritable(name: str, directory: str, error: OSError) -> str:
-    """Return one line on a folder, the value of the parameter `name`, that takes no file."""
+    """Return an error line: the folder in the parameter `name` is not writable."""
     return (
-        f"parameter '{name}' is '{directory}', where nothing can be written "
+        f"parameter '{name}' is '{directory}', which cannot be written "
         f'({error.strerror or error}): make room there, or choose another folder'
     )
 

@@ -1,4 +1,4 @@
-"""What is sent on /tf in each tf_mode: one parent per frame, and never an older stamp."""
+"""The transform on /tf in each tf_mode: one parent per frame (REP-105), increasing stamps."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from std_msgs.msg import Header
 from tf2_ros import TransformBroadcaster
 
 _NS = 1e9
-_SAY_AGAIN_S = 30.0
-_PATIENCE_S = 1.0  # for odom -> base at the time of an image
-_STANDSTILL_S = 3.0  # of simulated time, while images come
-_MAX_WAITING = 30  # images whose odom -> base has not come yet
+_LOG_PERIOD_S = 30.0
+_PATIENCE_S = 1.0  # without odom -> base at the time of an image
+_STANDSTILL_S = 3.0  # without progress of simulated time while images arrive
+_MAX_WAITING = 30  # images without odom -> base yet
 
 
 class MapTransform:
     """
-    Broadcasts where a frame is in the map.
+    Broadcasts the pose of a frame in the map.
 
-    A frame with two parents breaks the whole tree: nothing is sent for one that somebody else has
-    placed elsewhere than in the map.
+    A frame with two parents breaks the TF tree (REP-105). So nothing is sent for a frame to which
+    another node gives a parent other than the map.
     """
 
     def __init__(self, node, tree: FrameTree, params: NodeParams):
         self._troubles: dict[str, str] = {}  # by kind
-        self._said_s: dict[str, float] = {}
+        self._logged_s: dict[str, float] = {}
         self._node, self._tree, self._params = node, tree, params
         self._broadcaster = TransformBroadcaster(node)
         self._late_ns = int(params.time_jump_threshold * _NS)
@@ -43,36 +43,36 @@ class MapTransform:
 
     @property
     def trouble(self) -> str:
-        """Say why the transform is not what it should be, or ''."""
+        """Why the transform is missing or outdated, or ''."""
         return '; '.join(list(self._troubles.values()))
 
     def send(self, frame: Frame, placement: Placement) -> None:
-        """Take the placement of the next image; to be called with the lock of the outputs."""
-        if placement.missing:
-            self._complain('mount', _without_mount(placement.missing))
+        """Use the placement of the next image; the caller holds the lock of Outputs."""
+        if placement.missing_extrinsics:
+            self._report_trouble('extrinsics', _without_extrinsics(placement.missing_extrinsics))
             return
-        self._resolve('mount')
-        if placement.is_scaled:  # a transform of another scale could not be taken back
-            self._take(frame, placement)
+        self._clear_trouble('extrinsics')
+        if placement.is_scaled:  # a transform in another scale cannot be corrected later
+            self._add(frame, placement)
 
-    def _take(self, frame: Frame, placement: Placement) -> None:
+    def _add(self, frame: Frame, placement: Placement) -> None:
         raise NotImplementedError
 
     def close(self) -> None:
         self._node.destroy_publisher(self._broadcaster.pub_tf)
 
     def _send(self, stamp_ns: int, child: str, pose: Pose, since_s: float) -> None:
-        """Send a transform, unless its frame got another parent or its stamp is an old one."""
+        """Send a transform, unless its frame has another parent or its stamp is not newer."""
         parent = self._tree.rival_parent(child, since_s)
         if parent:
-            self._complain(
+            self._report_trouble(
                 'rival',
-                f"no TF is published: '{child}' has the parent '{parent}' already and cannot have "
-                f"'{self._params.map_frame}' too; set the parameter 'tf_mode' to "
-                f'{self._remedy()}, or stop who publishes the other and call ~/reset',
+                f"no TF is published: '{child}' has the parent '{parent}' and cannot also have "
+                f"'{self._params.map_frame}' as parent; set the parameter 'tf_mode' to "
+                f'{self._remedy()}, or stop the other publisher and call ~/reset',
             )
             return
-        self._resolve('rival')
+        self._clear_trouble('rival')
         if self._is_next(stamp_ns):
             header = Header(stamp=to_stamp(stamp_ns), frame_id=self._params.map_frame)
             self._broadcaster.sendTransform(transform(header, child, pose))
@@ -82,41 +82,41 @@ class MapTransform:
         return others.get(self._params.tf_mode, "'off'")
 
     def _is_next(self, stamp_ns: int) -> bool:
-        """Tell whether listeners will accept a stamp: a new one, or one after a jump back."""
+        """Return whether a stamp is newer than all before, or from after a jump back in time."""
         newest_ns = self._newest_ns
         if newest_ns is not None and newest_ns - self._late_ns <= stamp_ns <= newest_ns:
             return False
         self._newest_ns = stamp_ns
         return True
 
-    def _complain(self, kind: str, trouble: str) -> None:
-        """Show a trouble, and log it when it is new or has lasted."""
+    def _report_trouble(self, kind: str, trouble: str) -> None:
+        """Set the trouble of a kind for diagnostics; log it, at most every 30 s."""
         self._troubles[kind] = trouble
         now_s = time.monotonic()
-        if now_s - self._said_s.get(kind, -float('inf')) > _SAY_AGAIN_S:
-            self._said_s[kind] = now_s
+        if now_s - self._logged_s.get(kind, -float('inf')) > _LOG_PERIOD_S:
+            self._logged_s[kind] = now_s
             self._node.get_logger().error(trouble)
 
-    def _resolve(self, kind: str) -> None:
+    def _clear_trouble(self, kind: str) -> None:
         self._troubles.pop(kind, None)
 
 
 class ImageTransform(MapTransform):
-    """Places the camera or the robot, with the stamp of each image."""
+    """Sends map -> camera or map -> base with the stamp of each image."""
 
-    def _take(self, frame: Frame, placement: Placement) -> None:
+    def _add(self, frame: Frame, placement: Placement) -> None:
         since_s = frame.session.started_s
         self._send(frame.stamp_ns, placement.body_frame, placement.body, since_s)
 
 
 class Correction:
-    """Where odom is in one map, from images for whose time odom -> base is known."""
+    """The pose map -> odom in one map, from images for which odom -> base is known."""
 
     def __init__(self, of_map):
         self.of_map = of_map  # PublishedMap
         self.pose: Pose | None = None
         self.found_ns = 0  # when `pose` was found, by the node's clock
-        self.since_s = time.monotonic()  # since then no image could be used
+        self.since_s = time.monotonic()  # since when no image could be used
         self.waiting: deque[tuple[int, np.ndarray]] = deque(maxlen=_MAX_WAITING)
         self._track = ContinuousPoses()
 
@@ -127,9 +127,9 @@ class Correction:
 
     def correct(self, lookup: Callable[[int], np.ndarray], now_ns: int) -> str:
         """
-        Use the newest image whose odom -> base `lookup` knows by now.
+        Update the pose with the newest image for which `lookup` returns odom -> base.
 
-        Return why none could be used, '' if one was or none waits.
+        Return why no image could be used; '' if one was or none waits.
         """
         reason = ''
         for stamp_ns, T_map_base in reversed(self.waiting):
@@ -148,43 +148,43 @@ class Correction:
 
 class OdomTransform(MapTransform):
     """
-    Places the frame of the robot's odometry, so that odom -> base leads to where the robot is.
+    Sends map -> odom, so that with odom -> base of the robot's odometry it gives map -> base.
 
-    The newest transform is sent again and again at `tf_rate`, and stamped `transform_tolerance`
-    ahead: whoever asks for the present time shall find it. `outputs` has the lock, `active`, the
-    current map and the present parameters.
+    The newest transform is sent repeatedly at `tf_rate`, with a stamp `transform_tolerance` in the
+    future, so that lookups at the current time succeed. `outputs` provides the lock, `active`, the
+    current map and the current parameters.
     """
 
     def __init__(self, node, tree: FrameTree, params: NodeParams, outputs):
         super().__init__(node, tree, params)
         self._outputs = outputs
         self._correction = Correction(None)
-        self._clock_ns, self._clock_since_s = -1, 0.0  # what it showed, and since when
-        self._looked_s = 0.0
-        # The node's clock: at a faster simulated time it has to be sent more often.
+        self._clock_ns, self._clock_since_s = -1, 0.0  # last time, and since when it is unchanged
+        self._checked_s = 0.0
+        # The node's clock: if simulated time is faster, transforms are needed more often.
         self._timer = node.create_timer(
             1 / params.tf_rate, self._tick, MutuallyExclusiveCallbackGroup()
         )
 
-    def _take(self, frame: Frame, placement: Placement) -> None:
+    def _add(self, frame: Frame, placement: Placement) -> None:
         if self._correction.of_map is not frame.session:
             self._correction = Correction(frame.session)
         self._correction.add(frame.stamp_ns, placement.body.T_map_body)
-        self._look_at_clock()
+        self._check_clock()
 
-    def _look_at_clock(self) -> None:
-        """Complain of simulated time that stands still: the timer waits for it, nothing else."""
+    def _check_clock(self) -> None:
+        """Report simulated time that stands still: the timer that sends TF waits for it."""
         clock_ns, now_s = self._node.get_clock().now().nanoseconds, time.monotonic()
-        paused = now_s - self._looked_s > _STANDSTILL_S  # then images go on before the clock
-        self._looked_s = now_s
+        paused = now_s - self._checked_s > _STANDSTILL_S  # images may resume before /clock
+        self._checked_s = now_s
         if clock_ns != self._clock_ns or paused:
             self._clock_ns, self._clock_since_s = clock_ns, now_s
-            self._resolve('clock')
+            self._clear_trouble('clock')
         elif now_s - self._clock_since_s > _STANDSTILL_S:
-            self._complain(
+            self._report_trouble(
                 'clock',
                 f'no TF is published: use_sim_time is set and /clock stands still at '
-                f'{clock_ns / _NS:.3f} s although images come; publish /clock (ros2 bag play '
+                f'{clock_ns / _NS:.3f} s although images arrive; publish /clock (ros2 bag play '
                 '--clock), or set use_sim_time to false',
             )
 
@@ -208,19 +208,19 @@ class OdomTransform(MapTransform):
             self._node.get_clock().now().nanoseconds,
         )
         if not reason:
-            self._resolve('odom')
+            self._clear_trouble('odom')
         elif time.monotonic() - correction.since_s > _PATIENCE_S:
-            self._complain('odom', self._without_odometry(reason))
+            self._report_trouble('odom', self._without_odometry(reason))
 
     def _without_odometry(self, reason: str) -> str:
         params = self._params
         pair = f"'{params.odom_frame}' -> '{params.base_frame}'"
-        effect = f"'{params.map_frame}' -> '{params.odom_frame}' stays as it was"
+        effect = f"'{params.map_frame}' -> '{params.odom_frame}' is not updated"
         if self._correction.pose is None:
             effect = 'no TF is published, only odometry and pose'
         return (
-            f'no transform {pair} at the time of the images: {effect}; have the robot publish it, '
-            f"or set the parameter 'tf_mode' to 'map_to_base' ({reason})"
+            f'no transform {pair} at the times of the images: {effect}; make the robot publish '
+            f"it, or set the parameter 'tf_mode' to 'map_to_base' ({reason})"
         )
 
     def _rebroadcast(self) -> None:
@@ -228,7 +228,7 @@ class OdomTransform(MapTransform):
         if correction.pose is None or now_ns <= 0:
             return
         if now_ns < correction.found_ns - self._late_ns:
-            # Time has jumped back: that pose is of another pass.
+            # Time has jumped back: the pose belongs to the earlier time.
             self._correction = Correction(correction.of_map)
             return
         stamp_ns = now_ns + int(self._params.transform_tolerance * _NS)
@@ -237,7 +237,7 @@ class OdomTransform(MapTransform):
 
 
 def create_transform(node, tree: FrameTree, params: NodeParams, outputs) -> MapTransform | None:
-    """Return what sends the transform of the parameter tf_mode; None if it is off."""
+    """Return the sender of the transform for the parameter tf_mode; None if it is off."""
     if params.tf_mode == 'off':
         return None
     if params.tf_mode == 'map_to_odom':
@@ -245,9 +245,9 @@ def create_transform(node, tree: FrameTree, params: NodeParams, outputs) -> MapT
     return ImageTransform(node, tree, params)
 
 
-def _without_mount(missing: str) -> str:
+def _without_extrinsics(reason: str) -> str:
     return (
-        f'no TF is published, odometry and pose are those of the camera: {missing}; publish the '
-        'mount of the camera (robot_state_publisher or static_transform_publisher), a new map '
-        "starts then; or set the parameter 'tf_mode' to 'map_to_camera'"
+        f'no TF is published, odometry and pose are those of the camera: {reason}; publish the '
+        'camera extrinsics with robot_state_publisher or static_transform_publisher, which starts '
+        "a new map, or set the parameter 'tf_mode' to 'map_to_camera'"
     )

@@ -1,4 +1,4 @@
-"""All poses of the present map: whole for saving, the newest ones for ~/path."""
+"""The poses of a map: all of them for saving, the newest ones for ~/path."""
 
 from __future__ import annotations
 
@@ -13,19 +13,15 @@ import numpy as np
 
 
 class Trajectory:
-    """Holds every pose in 104 bytes and the newest `max_size` as messages."""
+    """Stores all camera poses, 104 bytes each, and the newest `max_size` as messages."""
 
     def __init__(self, max_size: int):
         self.newest: deque[PoseStamped] = deque(maxlen=max_size)
-        self.clear()
+        self._stamps_ns = array('q')
+        self._rows = array('d')  # the upper three rows of each T_map_cam
 
     def __len__(self) -> int:
         return len(self._stamps_ns)
-
-    def clear(self) -> None:
-        self.newest.clear()
-        self._stamps_ns = array('q')
-        self._rows = array('d')  # the upper three rows of each T_map_cam
 
     def append(self, message: PoseStamped, pose: Pose) -> None:
         self.newest.append(message)
@@ -33,14 +29,14 @@ class Trajectory:
         self._rows.frombytes(pose.T_map_body[:3].tobytes())
 
     def rescale(self, ratio: float, origin: np.ndarray) -> None:
-        """Stretch the way of the camera by `ratio`, away from the point `origin` (3,)."""
+        """Scale the camera positions by `ratio` about the point `origin` (3,)."""
         rows = np.array(self._rows).reshape(-1, 3, 4)
         moves = (ratio - 1) * (rows[:, :, 3] - origin)
         rows[:, :, 3] += moves
         self._rows = array('d', rows.tobytes())
         moves = moves[len(moves) - len(self.newest) :]
-        # Whatever body the messages speak of, it turns as before and moves with the camera. New
-        # messages: the old ones may be on their way out.
+        # The body of the messages (camera or robot) moves by as much as the camera; its rotation
+        # is unchanged. New messages, since the publisher thread may be using the old ones.
         moved = [_moved(message, move) for message, move in zip(self.newest, moves, strict=True)]
         self.newest = deque(moved, self.newest.maxlen)
 

@@ -8,7 +8,7 @@ from fake_engine import Gate
 from lifecycle_msgs.msg import State, Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from lingbot_map.streaming.checkpoint import CheckpointError
-from node_rig import running, WAIT_S
+from node_rig import image, running, WAIT_S
 import pytest
 from rclpy.qos import ReliabilityPolicy
 
@@ -34,6 +34,18 @@ def wait_status(rig, message):
         f'diagnostics {message}',
     )
     return {pair.key: pair.value for pair in newest_status(rig).values}
+
+
+def test_an_image_that_arrives_during_the_deactivation_does_not_enter_the_map():
+    with running(num_scale_frames=1) as rig:
+        rig.send(1.0)
+        rig.wait_counts(1, 1)
+        pipeline = rig.node.pipeline
+        pipeline.deactivate()  # while the callback of this image runs:
+        pipeline.on_image(image(2.0))
+        rig.wait_counts(2, 1, inactive=1)
+        assert rig.engine.pushed == 1
+        rig.wait_for('processed', 2)
 
 
 def test_a_whole_life_by_hand_in_which_deactivating_keeps_the_map():
@@ -95,8 +107,8 @@ def test_a_failure_to_load_leaves_the_node_unconfigured_until_it_works(capfd):
 @pytest.mark.parametrize(
     ('values', 'words'),
     [
-        ({}, 'packaged weights, trained on rendered rooms: no model for photographs'),
-        ({'model': 'full'}, 'no checkpoint is set, and none is packaged for it'),
+        ({}, 'packaged weights, trained on rendered rooms: not for real images'),
+        ({'model': 'full'}, 'no checkpoint is set, and there are no packaged weights'),
         ({'model': 'full', 'checkpoint': 'x.pt'}, 'x.pt'),
     ],
 )

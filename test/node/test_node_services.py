@@ -40,6 +40,29 @@ def test_nothing_of_the_old_map_is_published_once_reset_has_answered():
         assert positions == pytest.approx([0, 1, 0, 1], abs=1e-9)
 
 
+def test_an_error_of_the_old_map_does_not_touch_the_map_of_a_reset():
+    gate = Gate(at=2)
+
+    def fail(n):
+        gate(n)
+        assert n != 2, 'of the old map'
+
+    with running(num_scale_frames=1, engine={'before_push': fail}) as rig:
+        rig.send(1.0, 2.0)
+        assert gate.reached.wait(WAIT_S)
+        assert rig.call('reset').success
+        fresh = rig.node.pipeline.session
+        gate.open()
+        rig.wait_counts(2, 1, worker_error=1)
+        rig.wait(lambda: rig.node.pipeline.worker.errors == 1)
+        rig.call('flush')
+        assert rig.node.pipeline.session is fresh
+        assert (fresh.number, fresh.trouble) == (1, '')
+        rig.send(3.0)
+        rig.wait_counts(3, 2, worker_error=1)
+        assert rig.wait_for('odometry', 2)[1].pose.pose.position.x == pytest.approx(0)
+
+
 def test_clouds_that_wait_to_be_published_do_not_survive_a_reset():
     started, opened = threading.Event(), threading.Event()
     with running(('points',), num_scale_frames=1, map__voxel_size=0.5) as rig:

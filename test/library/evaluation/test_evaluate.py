@@ -235,7 +235,7 @@ def test_ctrl_c_keeps_what_is_done(number, tmp_path, monkeypatch, capsys):
     out = tmp_path / 'out'
     assert run(out, *bags) == 1
     err = capsys.readouterr().err
-    assert 'b: interrupted, it starts again next time' in err
+    assert 'b: interrupted, the next call starts it again' in err
     assert f"1 of 3 recordings are finished and kept in '{out}'" in err and 'Traceback' not in err
     assert [f.name for f in out.iterdir()] == ['a']
     use_fake(monkeypatch, [], pose=curved)
@@ -269,7 +269,7 @@ def test_the_same_command_gives_the_same_bytes_and_so_does_its_record(
     assert kept['settings']['sliding_window'] == 3
     assert kept['kernels']['deterministic_algorithms'] is True
     assert kept['weights_sha256'] == 'random, seed 0' and kept['versions']['torch']
-    assert 'figures may differ' not in capsys.readouterr().err
+    assert 'results may differ' not in capsys.readouterr().err
 
 
 def test_a_record_of_other_versions_is_said_and_flags_go_first(tmp_path, engines, capsys):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from lingbot_map.mapping.pose_quality import (
     JumpWatch,
-    look_at,
+    measure_scene,
     pose_covariance,
     Scene,
     UNKNOWN_VARIANCE,
@@ -21,7 +21,7 @@ def test_the_scene_is_that_of_valid_pixels_only():
     depth, confidence = result.depth.clone(), result.confidence.clone()
     depth[0, 0], depth[4, 4], depth[8, 8] = torch.nan, 0.0, torch.inf
     confidence[12, 12] = torch.nan
-    scene = look_at(mapped(replace(result, depth=depth, confidence=confidence)))
+    scene = measure_scene(mapped(replace(result, depth=depth, confidence=confidence)))
     valid = [
         (float(depth[v, u]), float(confidence[v, u]))
         for v in range(0, 24, 4)
@@ -50,7 +50,7 @@ def test_what_is_not_known_has_a_huge_variance_and_no_nan(scene):
 
 def test_a_frame_without_depth_has_no_known_scene():
     result = random_frame()
-    scene = look_at(mapped(replace(result, depth=torch.full_like(result.depth, torch.nan))))
+    scene = measure_scene(mapped(replace(result, depth=torch.full_like(result.depth, torch.nan))))
     assert np.isnan([scene.depth, scene.confidence]).all()
 
 
@@ -63,7 +63,7 @@ def jumps(poses, stamps_s=None, depth=2.0):
     watch = JumpWatch()
     stamps_s = range(len(poses)) if stamps_s is None else stamps_s
     seen = [
-        watch.see(T, int(1e9 * stamp), depth) for T, stamp in zip(poses, stamps_s, strict=True)
+        watch.check(T, int(1e9 * stamp), depth) for T, stamp in zip(poses, stamps_s, strict=True)
     ]
     return [i for i, text in enumerate(seen) if text]
 

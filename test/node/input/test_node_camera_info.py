@@ -2,10 +2,11 @@
 
 from contextlib import contextmanager
 
+from fake_engine import Gate
 from image_messages import encode
 from lingbot_map.images.camera import camera_of
 from lingbot_map.images.view import View
-from node_rig import running
+from node_rig import running, WAIT_S
 import numpy as np
 import pytest
 import rclpy
@@ -140,6 +141,27 @@ def test_known_intrinsics_shape_the_points():
         assert right_bottom == pytest.approx((depth, -28 / 50 * depth, -19 / 51 * depth))
 
 
+def test_the_first_image_after_a_reset_waits_for_camera_info_as_well():
+    gate = Gate(at=2)
+    with running(
+        num_scale_frames=1, camera_info_timeout=60.0, engine={'before_push': gate}
+    ) as rig:
+        rig.publish(1.0, picture())
+        rig.wait_counts(1, 1)  # no publisher of camera_info, so no wait
+        rig.publish(2.0, picture())
+        assert gate.reached.wait(WAIT_S)
+        late = rig.publisher(CameraInfo, '/camera_info')
+        rig.wait(lambda: rig.node.count_publishers('/camera_info'))
+        assert rig.call('reset').success
+        rig.publish(3.0, picture())
+        rig.wait(lambda: rig.counts().received == 3)
+        gate.open()
+        rig.wait(lambda: rig.counts().dropped == {'reset': 1})
+        hear(rig, info(), late)
+        rig.wait_counts(3, 2, reset=1)
+        np.testing.assert_array_equal(rig.engine.pictures[-1], rectified())
+
+
 def test_a_late_camera_info_is_used_from_the_next_map_on(capfd):
     with camera(('depth_info',), use_camera_info=True, camera_info_timeout=0.0) as (rig, late):
         rig.publish(1.0, picture())
@@ -195,6 +217,14 @@ def test_camera_info_at_another_rate_changes_nothing(capfd):
             np.testing.assert_array_equal(seen, rectified())
         assert rig.node.pipeline.session.number == 0
     assert NEXT_MAP not in capfd.readouterr().err
+
+
+def test_camera_info_is_compared_with_the_frame_of_the_parameter(capfd):
+    with camera(use_camera_info=True, camera_frame='cam') as (rig, publisher):
+        hear(rig, info(), publisher)
+        rig.send(1.0, frame_id='')
+        rig.wait_counts(1, 1)
+    assert 'camera_info has the frame' not in capfd.readouterr().err
 
 
 def test_a_calibration_that_changes_all_the_time_does_not_fill_the_log(capfd):

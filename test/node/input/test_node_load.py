@@ -103,6 +103,17 @@ def test_a_gap_is_counted_and_said_once_with_both_periods_and_a_pause_is_none(ca
     assert log.count('no image for') == 1
 
 
+def test_the_time_while_inactive_is_no_gap():
+    with running(num_scale_frames=1) as rig:
+        rig.send(*(10 + i / 10 for i in range(10)))
+        rig.wait_counts(10, 10)
+        rig.node.pipeline.deactivate()
+        rig.node.pipeline.activate()
+        rig.send(50.0, 50.1)
+        rig.wait_counts(12, 12)
+        assert rig.node.pipeline.ledger.events()['gaps'] == 0
+
+
 def test_the_time_before_the_map_begins_is_reported_apart():
     gate = Gate(at=3)
     with running(num_scale_frames=3, engine={'before_push': gate}) as rig:

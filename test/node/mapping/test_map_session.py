@@ -1,6 +1,7 @@
 """One map as an object, without ROS: its state, its scale, where results are."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 from fake_engine import DEPTH, FakeEngine, STEP
 from lingbot_map_ros.frame import BAD_POSE, Dropped, Frame, to_stamp
@@ -20,11 +21,11 @@ def params(**values):
     return NodeParams.from_values({'base_frame': '', 'num_scale_frames': 2, **values})
 
 
-def session(number=0, **values):
+def session(number=0, kind=MapSession, **values):
     """Return a session of a camera without robot, which needs neither transforms nor odometry."""
     of_node = params(**values)
     counts = Ledger(None).counts()
-    return MapSession(number, of_node, Admission(of_node), counts, None, None)
+    return kind(number, of_node, Admission(of_node), counts, None, None)
 
 
 def results(count):
@@ -44,13 +45,13 @@ def test_a_map_initializes_then_tracks():
     assert (fresh.state, fresh.is_initialized, fresh.trouble) == (State.INITIALIZING, False, '')
     fresh.progress = Progress(is_static=True)
     assert fresh.state is State.WAITING_FOR_MOTION
-    fresh.note_delivered()  # of images that gave no pose
+    fresh.end_batch()  # of images that gave no pose
     assert (fresh.state, fresh.initialized_s) == (State.WAITING_FOR_MOTION, float('inf'))
     fresh.is_initialized = True
-    fresh.note_delivered()
+    fresh.end_batch()
     assert fresh.state is State.TRACKING
     began_s = fresh.initialized_s
-    fresh.note_delivered()
+    fresh.end_batch()
     assert fresh.initialized_s == began_s < float('inf')
 
 
@@ -64,7 +65,8 @@ def test_results_are_placed_in_map_units():
     )
     assert set(placement.frame.depth.ravel().tolist()) == {2.5 * DEPTH}
     assert scene.depth == pytest.approx(2.5 * DEPTH)
-    assert (placement.body_frame, placement.is_scaled, placement.missing) == ('cam', True, '')
+    assert (placement.body_frame, placement.is_scaled) == ('cam', True)
+    assert placement.missing_extrinsics == ''
     assert scaled.scale_status == '2.5'
 
 
@@ -97,6 +99,27 @@ def test_a_jump_is_found_within_a_map_and_not_between_two():
     assert 'jumped' in current.find_jump(frame, *place(current, frame, far))
     following = session(number=1)
     assert not following.find_jump(frame, *place(following, frame, far))
+
+
+class FoundWhileRead(MapSession):
+    """A session whose scale the worker finds right after each read of the estimator."""
+
+    @property
+    def _estimator(self):
+        estimator, self._current = self._current, None
+        return estimator
+
+    @_estimator.setter
+    def _estimator(self, estimator):
+        self._current = estimator
+
+
+@pytest.mark.parametrize('name', ['scale_status', 'scale_trouble'])
+def test_the_scale_may_be_found_while_another_thread_reads_its_status(name):
+    racing = session(kind=FoundWhileRead)
+    racing._estimator = SimpleNamespace(status='waiting', trouble='waiting')
+    assert getattr(racing, name) == 'waiting'
+    assert getattr(racing, name) == {'scale_status': '1 (relative)', 'scale_trouble': ''}[name]
 
 
 def test_a_new_map_holds_nothing_of_the_old_one():

@@ -81,7 +81,7 @@ def test_the_tiny_network_starts_a_new_map_at_the_limit(tiny, capfd):
     told = capfd.readouterr().err
     assert told.count('image size changed') == 0
     assert told.count('starting a new sequence') == 1  # by the library, through the node
-    assert told.count('starting a new map, path and map are emptied (on_limit: reset)') == 1
+    assert told.count('starting a new map, path and map are cleared (on_limit: reset)') == 1
 
 
 def kept_by_the_library(count, **settings):

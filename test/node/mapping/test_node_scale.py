@@ -1,7 +1,7 @@
 """The scale in the running node: fixed, or found once from the topic odom."""
 
 from diagnostic_msgs.msg import DiagnosticStatus
-from fake_engine import DEPTH, STEP
+from fake_engine import DEPTH, Gate, STEP
 from geometry_msgs.msg import PoseStamped, Quaternion, TransformStamped
 from lingbot_map.mapping.map_frame import MapFrame
 from lingbot_map.mapping.map_store import MapStore
@@ -11,7 +11,7 @@ from lingbot_map_ros.mapping import scale as scale_estimation
 from lingbot_map_ros.output.conversions import pose_stamped
 from lingbot_map_ros.output.trajectory import Trajectory
 from nav_msgs.msg import Odometry
-from node_rig import running, to_time
+from node_rig import running, to_time, WAIT_S
 import numpy as np
 import pytest
 from std_msgs.msg import Header
@@ -110,6 +110,26 @@ def test_odometry_gives_the_scale_once_and_all_that_is_stored_follows(capfd):
     assert capfd.readouterr().err.count('scale is 0.25 m per network unit') == 1
 
 
+def test_a_scale_that_is_found_after_a_reset_changes_the_old_map_only():
+    gate = Gate(at=9)
+    params = {'scale_source': 'odometry', 'num_scale_frames': 1}
+    with running(**params, engine={'before_push': gate}) as rig:
+        Wheels(rig).tell(METRES_PER_STEP, *range(0, 12))
+        send_one_by_one(rig, range(1, 9))
+        old = rig.node.pipeline.session
+        rig.send(9.0)  # gives the scale
+        assert gate.reached.wait(WAIT_S)
+        rig.call('reset')
+        new, rescaled = rig.node.pipeline.session, []
+        new.rescale = lambda *values: rescaled.append(values)
+        gate.open()
+        rig.wait(lambda: old.scale_status == f'{METRES_PER_STEP:g} (odometry)')
+        rig.wait_counts(9, 8, reset=1)
+        assert rescaled == []
+        _, poses = old.trajectory.export()
+        assert poses[-1][0, 3] == pytest.approx(7 * METRES_PER_STEP)
+
+
 def test_the_scale_stays_until_a_reset_and_is_found_anew_then():
     params = {'scale_source': 'odometry', 'num_scale_frames': 1}
     with running(**params) as rig:
@@ -134,7 +154,7 @@ def test_the_scale_stays_until_a_reset_and_is_found_anew_then():
 @pytest.mark.parametrize(
     ('times_s', 'words'),
     [
-        ((), "no poses come on /odom: remap 'odom'"),
+        ((), "no odometry on /odom: remap 'odom'"),
         ((1000.0, 1000.1), 'the newest is 998.1 s newer than the newest image'),
     ],
 )
@@ -147,7 +167,7 @@ def test_odometry_that_never_fits_is_an_error(times_s, words, monkeypatch, capfd
         send_one_by_one(rig, (1.0, 2.0))
         assert words in rig.diagnostic('trouble')
         assert rig.heard['diagnostics'][-1].status[0].level == DiagnosticStatus.ERROR
-    assert capfd.readouterr().err.count('there is no scale yet') == 1
+    assert capfd.readouterr().err.count('no scale yet') == 1
 
 
 def test_odometry_beyond_all_numbers_is_no_pose():
@@ -191,7 +211,7 @@ def test_a_trajectory_is_stretched_from_its_origin():
     assert [p.pose.position.x for p in trajectory.newest] == [11.5, 12.0, 12.5]
     assert [p.header.stamp for p in trajectory.newest] == [to_stamp(i) for i in (3, 4, 5)]
     assert [p.pose.position.x for p in before] == [12.0, 13.0, 14.0]  # may be on their way
-    trajectory.clear()
+    trajectory = Trajectory(3)
     trajectory.rescale(2.0, np.zeros(3))
     assert trajectory.export() == ([], [])
 

@@ -1,11 +1,14 @@
 """What the node publishes for images that are in order: poses, TF, path, clouds, depth."""
 
+import threading
+
 from diagnostic_msgs.msg import DiagnosticStatus
 from fake_engine import DEPTH, straight
 from geometry_msgs.msg import TransformStamped
 from lingbot_map.mapping.points import POINT_DTYPE
+from lingbot_map_ros.output import conversions
 from nav_msgs.msg import Odometry
-from node_rig import running, to_time
+from node_rig import running, to_time, WAIT_S
 import numpy as np
 import pytest
 from std_msgs.msg import Header
@@ -45,6 +48,25 @@ def test_every_output_carries_the_stamp_and_frame_of_its_image_and_the_cloud_its
         assert row['z'][0, 0] > 0 > row['z'][-1, 0]
         assert set(points['rgb']) == {0x808080}
         assert set(points['confidence']) == {3.0}
+
+
+def test_a_path_that_a_deactivation_held_back_is_published_after_the_activation(monkeypatch):
+    with running(('path',), num_scale_frames=1, path__publish_rate=50.0) as rig:
+        pipeline, make_path = rig.node.pipeline, conversions.path
+        deactivated = threading.Event()
+
+        def deactivate_once(header, poses):
+            if not deactivated.is_set():
+                pipeline.deactivate()
+                deactivated.set()
+            return make_path(header, poses)
+
+        monkeypatch.setattr(conversions, 'path', deactivate_once)
+        rig.send(1.0)
+        assert deactivated.wait(WAIT_S)
+        rig.wait_counts(1, 1)
+        pipeline.activate()
+        assert len(rig.wait_for('path', 1)[0].poses) == 1
 
 
 def test_moving_forward_is_moving_along_x():
