@@ -106,7 +106,8 @@ def held_bytes(device: torch.device) -> int:
     storages = {
         storage.data_ptr(): storage.nbytes()
         for each in gc.get_objects()
-        if issubclass(type(each), Tensor) and each.device.type == 'cpu'
+        # No subclasses: those of the compiler have no memory, and say that they are on the CPU.
+        if type(each) in (Tensor, torch.nn.Parameter) and each.device.type == 'cpu'
         for storage in (each.untyped_storage(),)
     }
     return sum(storages.values())

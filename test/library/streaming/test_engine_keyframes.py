@@ -57,7 +57,8 @@ def assert_same(results, outputs):
 def test_keyframes_by_flow_are_those_of_the_model(model, images):
     engine_for(model).warm_up(HEIGHT, WIDTH)  # sets the model's window and anchors
     free = model.inference_streaming(as_tensor(images), 3, flow_threshold=1e-9)
-    threshold = free['flow'].median().item()
+    middle = free['flow'].sort().values[0, 6:8]
+    threshold = middle.mean().item()  # between two flows, so that rounding decides nothing
     expected = model.inference_streaming(
         as_tensor(images), 3, flow_threshold=threshold, max_non_keyframe_gap=4
     )
