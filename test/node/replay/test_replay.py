@@ -123,7 +123,7 @@ def test_an_evaluation_is_never_overwritten(folder, tmp_path, capsys):
     out.mkdir()
     (out / 'run.yaml').write_text('{}')
     assert replay.main([str(folder(2)), '--out', str(out)]) == 2
-    assert f"'{out}' holds an evaluation: name another folder" in capsys.readouterr().err
+    assert f"'{out}' contains an evaluation: choose another folder" in capsys.readouterr().err
     assert [file.name for file in out.iterdir()] == ['run.yaml']
 
 
