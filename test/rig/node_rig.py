@@ -3,6 +3,7 @@
 from array import array
 from collections import defaultdict
 from contextlib import contextmanager
+import faulthandler
 import gc
 import threading
 import time
@@ -81,7 +82,9 @@ class Rig:
         with self._changed:
             deadline_s = time.monotonic() + WAIT_S
             while not is_true():
-                assert time.monotonic() < deadline_s, what or f'{self.counts()}'
+                if time.monotonic() >= deadline_s:
+                    faulthandler.dump_traceback()  # of all threads: one of them may hang
+                    raise AssertionError(what or f'{self.counts()}')
                 self._changed.wait(0.02)
 
     def wait_for(self, topic: str, count: int) -> list:
