@@ -1,5 +1,5 @@
 # Sets up, tests and demonstrates lingbot_map_ros on a machine without a ROS installation.
-# With a sourced distribution, use colcon instead: see README.md.
+# With a sourced ROS distribution, use colcon instead: see README.md.
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,11 +9,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 DEMO_BAG := lingbot_map/data/room
 
-# What an outer environment must not bring into .venv, the guard of another .venv's ROS wheels included.
+# Variables of the calling shell that would break .venv. The last one is the guard that the ROS wheels
+# of another .venv set.
 unexport PYTHONPATH PYTHONHOME AMENT_PREFIX_PATH CMAKE_PREFIX_PATH COLCON_PREFIX_PATH
 unexport LD_LIBRARY_PATH _ROS_WHEELS_BOOTSTRAP_COMPLETE
 
-# Two workers; all tests of a file in one of them, as they share what takes long.
+# Two workers; one worker runs all tests of a file, because they share slow fixtures.
 WORKERS := -n 2 --dist loadfile
 
 .PHONY: help setup test test-slow lint demo clean no-distribution
@@ -22,7 +23,7 @@ help:
 	@echo 'make setup      create $(VENV): ROS 2 Jazzy wheels, torch, the underlay, this package'
 	@echo 'make demo       map a room from the packaged recording into results/demo'
 	@echo 'make test       run the tests (ARGS="-k depth" passes arguments on to pytest)'
-	@echo 'make test-slow  run the tests that take longer than 20 s each'
+	@echo 'make test-slow  run the tests that take longer than 20 s each (not those for CUDA)'
 	@echo 'make lint       check the style with ruff'
 	@echo 'make clean      remove $(VENV) and the caches; results/ stays'
 
@@ -67,8 +68,9 @@ $(VENV)/.underlay-built: $(VENV)/.requirements-installed $(wildcard underlay/*.s
 	sh underlay/install.sh $(VENV)
 	@touch $@
 
-# Editable: the sources are used in place; pip leaves out what ament looks up in share/, so link it.
-# --use-pep517: an older pip would otherwise put the programs where setup.cfg wants them for ament.
+# Editable: the sources are used in place. pip does not install the files that ament looks up in
+# share/, so link them. --use-pep517: without it, an older pip installs the programs where setup.cfg
+# puts them for ament.
 $(VENV)/.package-installed: $(VENV)/.underlay-built setup.py setup.cfg Makefile | no-distribution
 	@echo 'make setup: installing lingbot_map_ros into $(VENV)'
 	$(PIP) install --quiet --no-deps --no-build-isolation --use-pep517 --editable .

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Says in one line what this machine lacks for `make setup`. Usage: check_machine.sh PYTHON
+# Reports in one line what is missing for `make setup`. Usage: check_machine.sh PYTHON
 python=$1
 
 fail() {

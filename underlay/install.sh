@@ -22,7 +22,7 @@ run cmake -S "$here/tf2_msgs" -B "$build/tf2_msgs" -DCMAKE_BUILD_TYPE=Release \
   -DCMAKE_PREFIX_PATH="$venv" -DCMAKE_INSTALL_PREFIX="$venv"
 run cmake --build "$build/tf2_msgs" --target install
 
-# With the second line, ament_index_python finds share/ without a sourced setup file.
+# The second line lets ament_index_python find share/ without a sourced setup file.
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 cat >"$site/lingbot_map_underlay.pth" <<EOF
 $here/python
