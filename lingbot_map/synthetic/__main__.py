@@ -9,10 +9,9 @@ from lingbot_map.cli import Parser
 from lingbot_map.errors import UserError
 from lingbot_map.synthetic.bag import check_target, write_sample_bag
 from lingbot_map.synthetic.paths import slowed
-from lingbot_map.synthetic.rendering import Clip, render_clips, render_rooms
+from lingbot_map.synthetic.rendering import render_clips, render_rooms
 from lingbot_map.synthetic.rooms import (
     build_rooms,
-    RoomConfig,
     SAMPLE_CONFIG,
     SAMPLE_FRAMES,
     SAMPLE_SEED,
@@ -21,8 +20,6 @@ from lingbot_map.synthetic.rooms import (
 )
 from PIL import Image
 import torch
-
-__all__ = ['Clip', 'render_clips', 'RoomConfig']
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,8 @@ from lingbot_map.models.gct_stream import GCTStream
 from lingbot_map.settings import StreamConfig
 from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map.streaming.frame import FrameResult
-from lingbot_map.synthetic.__main__ import Clip, render_clips, RoomConfig
+from lingbot_map.synthetic.rendering import Clip, render_clips
+from lingbot_map.synthetic.rooms import RoomConfig
 import numpy as np
 import torch
 

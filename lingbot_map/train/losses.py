@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from lingbot_map.geometry import encode_pose, invert, quaternion_to_matrix
-from lingbot_map.synthetic.__main__ import Clip
+from lingbot_map.synthetic.rendering import Clip
 import torch
 from torch import Tensor
 from torch.nn import functional as F

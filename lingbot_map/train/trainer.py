@@ -8,8 +8,8 @@ from lingbot_map.config import DEMO_STREAM
 from lingbot_map.geometry import decode_pose
 from lingbot_map.layers.attention import attend_masked
 from lingbot_map.models.gct_stream import GCTStream
-from lingbot_map.synthetic.__main__ import Clip, render_clips, RoomConfig
-from lingbot_map.synthetic.rooms import FIRST_TRAINING_SEED, VALIDATION_SEEDS
+from lingbot_map.synthetic.rendering import Clip, render_clips
+from lingbot_map.synthetic.rooms import FIRST_TRAINING_SEED, RoomConfig, VALIDATION_SEEDS
 from lingbot_map.train.attention import (
     dense_attention,
     FlexAttention,

@@ -9,7 +9,8 @@ from lingbot_map.settings import StreamConfig
 from lingbot_map.streaming.checkpoint import load_model
 from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map.streaming.roll_over import MAX_RESIDUAL
-from lingbot_map.synthetic.__main__ import render_clips, RoomConfig
+from lingbot_map.synthetic.rendering import render_clips
+from lingbot_map.synthetic.rooms import RoomConfig
 import numpy as np
 import pytest
 import torch

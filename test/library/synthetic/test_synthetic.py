@@ -3,14 +3,15 @@ import io
 import math
 
 from lingbot_map.errors import UserError
-from lingbot_map.synthetic.__main__ import Clip, main, render_clips, RoomConfig
+from lingbot_map.synthetic.__main__ import main
 from lingbot_map.synthetic.bag import write_sample_bag
 from lingbot_map.synthetic.paths import camera_paths, slowed
-from lingbot_map.synthetic.rendering import render_rooms
+from lingbot_map.synthetic.rendering import Clip, render_clips, render_rooms
 from lingbot_map.synthetic.rooms import (
     build_rooms,
     FIRST_TRAINING_SEED,
     footprint_distance,
+    RoomConfig,
     SAMPLE_SEED,
     TEST_CONFIG,
     TEST_SEEDS,

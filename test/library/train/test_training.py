@@ -3,7 +3,8 @@
 from lingbot_map.config import demo_checkpoint
 from lingbot_map.geometry import invert, matrix_to_quaternion, unproject
 from lingbot_map.streaming.checkpoint import load_model
-from lingbot_map.synthetic.__main__ import render_clips, RoomConfig
+from lingbot_map.synthetic.rendering import render_clips
+from lingbot_map.synthetic.rooms import RoomConfig
 from lingbot_map.train import __main__ as train
 from lingbot_map.train import attention as flex
 from lingbot_map.train import trainer
