@@ -108,7 +108,10 @@ def test_a_failure_to_load_leaves_the_node_unconfigured_until_it_works(capfd):
     ('values', 'words'),
     [
         ({}, 'packaged weights, trained on rendered rooms: not for real images'),
-        ({'model': 'full'}, 'no checkpoint is set, and there are no packaged weights'),
+        (
+            {'model': 'full'},
+            'no checkpoint is set, and there are no packaged weights for this model',
+        ),
         ({'model': 'full', 'checkpoint': 'x.pt'}, 'x.pt'),
     ],
 )
