@@ -28,6 +28,7 @@ from std_srvs.srv import SetBool, Trigger
 from tf2_msgs.msg import TFMessage
 
 WAIT_S = 60.0  # generous: the machine may be busy
+gc.freeze()  # what is imported stays: collecting it after each node would take 0.1 s
 _LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 _ALWAYS = {
     'odometry': ('/lingbot_map/odometry', Odometry, 200),
