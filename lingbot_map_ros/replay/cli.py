@@ -45,6 +45,7 @@ from tqdm import tqdm
 PROGRAM = 'lingbot_map_replay'
 IN_FLIGHT = 1
 _CLOSE_S = 5.0
+_DIAGNOSTICS_PERIOD_S = 0.1  # the replay ends when they report that no image waits
 _LEAST_RATE, _MOST_RATE = 1e-3, 1e3
 
 
@@ -174,7 +175,9 @@ def _ros_reason(error: RuntimeError) -> str:
 
 
 def _replay(job: ReplayJob, args: argparse.Namespace) -> int:
-    node = LingbotMapNode(parameter_overrides=_overrides(args))
+    node = LingbotMapNode(
+        parameter_overrides=_overrides(args), diagnostics_period_s=_DIAGNOSTICS_PERIOD_S
+    )
     with _spinning(node, NodeExecutor()):
         try:
             success = TransitionCallbackReturn.SUCCESS
