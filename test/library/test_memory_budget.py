@@ -10,7 +10,13 @@ from lingbot_map.config import MODEL_PRESETS
 from lingbot_map.layers.attention import attend_fully
 from lingbot_map.memory_budget import main
 from lingbot_map.models.gct_stream import GCTStream
-from lingbot_map.settings import stream_config, StreamConfig, usual_image_size
+from lingbot_map.settings import (
+    build,
+    EngineSettings,
+    stream_config,
+    StreamConfig,
+    usual_image_size,
+)
 from lingbot_map.streaming.budget import (
     apply_limit,
     blank_model,
@@ -28,7 +34,6 @@ from lingbot_map.streaming.checkpoint import load_model, set_heads_dtype, set_tr
 from lingbot_map.streaming.compiling import compile_model, resolve_for
 from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map.streaming.roll_over import NextWindow
-from lingbot_map_ros.parameters import NodeParams
 import numpy as np
 import pytest
 import torch
@@ -354,7 +359,7 @@ def test_the_command_refuses_wrong_values_in_one_line(arguments, told, capsys):
 @pytest.mark.parametrize('gigabytes', [8, 16, 24])
 def test_a_preset_fits_with_headroom(gigabytes):
     text = (CONFIG / f'gpu_{gigabytes}gb.yaml').read_text()
-    params = NodeParams.from_values(yaml.safe_load(text)['/**']['ros__parameters'])
+    params = build(EngineSettings, yaml.safe_load(text)['/**']['ros__parameters'])
     for mode, share in (('cuda-graph', 0.8), ('off', 0.9)):
         model = blank_model(params.model, torch.bfloat16, params.heads_dtype, mode)
         budget = predict(model, stream_config(params), *usual_image_size(params))

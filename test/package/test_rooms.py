@@ -118,3 +118,14 @@ def test_a_forbidden_import_is_found(module, other):
     assert {module, other} <= graph.keys()
     graph[module] = graph[module] | {other}
     assert f'{module} imports {other}' in forbidden(graph)
+
+
+def test_the_tests_of_the_library_do_not_use_the_node():
+    users = [
+        path.name
+        for path in (ROOT / 'test' / 'library').rglob('*.py')
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        and node.module.split('.')[0] in ('lingbot_map_ros', 'rclpy')
+    ]
+    assert users == []

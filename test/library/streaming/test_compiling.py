@@ -11,7 +11,7 @@ from lingbot_map.benchmark.recipe import fill_model
 from lingbot_map.config import MODEL_PRESETS
 from lingbot_map.memory_budget import main as memory_budget
 from lingbot_map.models.gct_stream import GCTStream
-from lingbot_map.settings import StreamConfig
+from lingbot_map.settings import build, EngineSettings, StreamConfig
 from lingbot_map.streaming import compiling, loading
 from lingbot_map.streaming.compiling import (
     compilations,
@@ -24,7 +24,6 @@ from lingbot_map.streaming.compiling import (
 )
 from lingbot_map.streaming.engine import StreamEngine
 from lingbot_map.streaming.runner import FrameRunner
-from lingbot_map_ros.parameters import NodeParams
 import numpy as np
 import pytest
 import torch
@@ -300,7 +299,7 @@ def test_the_memory_check_assumes_the_mode_that_runs(monkeypatch):
     monkeypatch.setattr(loading, 'blank_model', blank)
     monkeypatch.setattr(loading, 'compile_model', lambda model, how: compiled.append(how))
     params = {'model': 'tiny', 'checkpoint': 'random', 'device': 'cpu', 'image_width': 84}
-    loading.load_engine(NodeParams.from_values(params))
+    loading.load_engine(build(EngineSettings, params))
     assert assumed == ['cuda-graph'] and compiled == [Execution('cuda-graph', 'cudnn')]
 
 
