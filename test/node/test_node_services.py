@@ -84,6 +84,7 @@ def test_clouds_that_wait_to_be_published_do_not_survive_a_reset():
 def test_reset_drops_a_scale_batch_and_empties_path_and_map():
     with running(('path', 'map'), num_scale_frames=3, path__publish_rate=50.0) as rig:
         rig.send(1.0, 2.0, 3.0)
+        rig.wait(lambda: rig.counts().received == 3)
         rig.call('flush')
         rig.wait(lambda: rig.heard['path'] and len(rig.heard['path'][-1].poses) == 3)
         assert rig.call('reset').success

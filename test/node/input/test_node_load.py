@@ -78,6 +78,7 @@ def test_who_takes_clouds_slowly_slows_down_no_pose_and_no_memory_fills(monkeypa
 def test_the_last_images_of_a_recording_come_out_and_are_saved(tmp_path):
     with running(num_scale_frames=8, save_directory=str(tmp_path)) as rig:
         rig.send(*range(1, 21))
+        rig.wait(lambda: rig.counts().received == 20)
         assert rig.call('flush').success
         rig.wait_counts(20, 20)
         rig.wait_for('odometry', 20)

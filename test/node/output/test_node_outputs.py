@@ -29,6 +29,7 @@ def test_every_output_carries_the_stamp_and_frame_of_its_image_and_the_cloud_its
     topics = ('pose', 'points', 'depth', 'confidence', 'depth_info', 'path')
     with running(topics, num_scale_frames=1, points__stride=1) as rig:
         rig.send(100.25, frame_id='cam7_optical')
+        rig.wait_counts(1, 1)
         rig.call('flush')
         for topic in (*topics, 'odometry', 'processed'):
             (message,) = rig.wait_for(topic, 1)
