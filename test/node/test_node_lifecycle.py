@@ -29,8 +29,13 @@ def newest_status(rig):
 
 
 def wait_status(rig, message):
+    """Return the values of a status with this message that was published after the call."""
+    count = len(rig.heard['diagnostics'])
     rig.wait(
-        lambda: rig.heard['diagnostics'] and newest_status(rig).message == message,
+        # The next one may be on its way already.
+        lambda: (
+            len(rig.heard['diagnostics']) > count + 1 and newest_status(rig).message == message
+        ),
         f'diagnostics {message}',
     )
     return {pair.key: pair.value for pair in newest_status(rig).values}
