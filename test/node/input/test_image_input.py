@@ -4,19 +4,28 @@ import threading
 import time
 
 from calibration import H, info, K, NEXT_MAP, P, raw_pixels, rectified, W
-from fake_engine import FakeEngine
-from image_messages import png
+from fake_engine import DEPTH, FakeEngine, STEP
+from image_messages import encode, ENCODINGS, png
 from lingbot_map.errors import UserError
+from lingbot_map.geometry import quaternion_to_matrix, R_REP103_OPTICAL
+from lingbot_map.images.decoding import to_rgb
+from lingbot_map.images.view import camera_rotation, GREY, rotate_image, ROTATIONS
+from lingbot_map.mapping.points import PointFilter
 from lingbot_map.settings import ParameterError
+from lingbot_map_ros.frame import Frame, to_stamp
 from lingbot_map_ros.input.admission import Admission
 from lingbot_map_ros.input.camera_info import CameraInfoStore
 from lingbot_map_ros.input.images import ImageInput
+from lingbot_map_ros.mapping.ledger import Ledger
+from lingbot_map_ros.mapping.map_session import MapSession
+from lingbot_map_ros.output.conversions import pose_message
 from lingbot_map_ros.parameters import NodeParams
 import numpy as np
 import pytest
 from rclpy.logging import get_logger
 from sensor_msgs.msg import CameraInfo
 from std_msgs.msg import Header
+import torch
 
 SIZE = (W, H)
 WAIT_S = 20.0
@@ -182,3 +191,72 @@ def test_a_mask_file_of_another_size_is_refused_with_both_sizes(tmp_path):
 def test_a_mask_that_is_none_is_an_error_of_the_parameter():
     with pytest.raises(ParameterError, match="'image_mask': '/nowhere.png' is neither"):
         Input(image_mask='/nowhere.png')
+
+
+def noise(size, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
+
+
+def mapped(given, images):
+    """Return what the network sees, and where results are in a map of a camera without robot."""
+    engine = FakeEngine(given.params)
+    counts, admission = Ledger(None).counts(), Admission(given.params)
+    session = MapSession(0, given.params, admission, counts, None, None)
+    view = given.new_map(size=images[0].shape[1::-1])
+    placements = []
+    for i, image in enumerate(images):
+        frame = Frame(None, to_stamp(i + 1), 'cam', 0.0)
+        (result,) = map(view.restore, engine.push(view.prepare(image), frame))
+        assert session.estimate_scale(frame, result) is None
+        placements.append(session.place(result)[0])
+    return list(engine.pictures), placements
+
+
+def test_every_encoding_is_seen_by_the_network_as_it_is_decoded():
+    given, size = Input(), (57, 43)
+    view = given.new_map(size=size)
+    for i, name in enumerate(ENCODINGS):
+        message = encode(name, noise(size), 3, i % 2)
+        seen = view.prepare(given.images.decode(message))
+        np.testing.assert_array_equal(seen, to_rgb(message))
+
+
+def test_an_overlay_behind_the_mask_changes_nothing_and_never_becomes_points():
+    first, second = noise((57, 43)), noise((57, 43), seed=1)
+    inside = np.zeros((43, 57), bool)
+    inside[8:, 10:] = True
+    second[inside] = first[inside]
+    given = Input(image_mask='10,8,0,0', base_frame='')
+    (one, two), (placement, _) = mapped(given, [first, second])
+    np.testing.assert_array_equal(one, two)
+    assert (one[~inside] == GREY).all()
+    np.testing.assert_array_equal(one[inside], first[inside])
+    depth = placement.frame.depth.numpy()
+    assert depth.shape == (42, 56)
+    assert np.isnan(depth[:7]).all()
+    assert np.isnan(depth[:, :9]).all()
+    assert np.isfinite(depth[9:, 11:]).all()
+    assert len(PointFilter()(placement.frame)) == np.isfinite(depth).sum()
+
+
+@pytest.mark.parametrize('degrees', ROTATIONS)
+def test_a_camera_mounted_sideways_keeps_its_frame_and_the_map_is_upright(degrees):
+    """The fake network sees a wall ahead, wider than high, and moves towards it."""
+    upright = noise((56, 42))
+    mounted = rotate_image(upright, -degrees % 360)
+    given = Input(image_rotation=degrees, base_frame='')
+    seen, placements = mapped(given, [mounted] * 3)
+    np.testing.assert_array_equal(seen[0], upright)
+    assert {placement.body_frame for placement in placements} == {'cam'}
+    pose = pose_message(placements[2].body)
+    position = (pose.position.x, pose.position.y, pose.position.z)
+    assert position == pytest.approx((2 * STEP, 0, 0), abs=1e-6)
+    q = pose.orientation
+    R_map_cam = quaternion_to_matrix(torch.tensor([q.x, q.y, q.z, q.w])).numpy()
+    expected = R_REP103_OPTICAL @ camera_rotation(degrees)
+    np.testing.assert_allclose(R_map_cam, expected, atol=1e-6)
+    assert placements[0].frame.depth.shape == mounted.shape[:2]
+    cloud = PointFilter(stride=given.params.points.stride)(placements[0].frame)
+    spans = [np.ptp(cloud[axis]) for axis in 'xyz']
+    assert spans == pytest.approx((0, 54 / 56 * DEPTH, 40 / 56 * DEPTH), abs=1e-5)
+    assert cloud['x'].mean() == pytest.approx(DEPTH, abs=1e-5)
