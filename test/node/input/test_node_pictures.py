@@ -8,12 +8,9 @@ from lingbot_map.geometry import quaternion_to_matrix, R_REP103_OPTICAL
 from lingbot_map.images.decoding import compressed_to_rgb, to_rgb
 from lingbot_map.images.view import camera_rotation, GREY, rotate_image
 from lingbot_map.streaming.preprocess import open_rgb
-from lingbot_map_ros.input.image_topic import ImageTopic
-from lingbot_map_ros.parameters import NodeParams
 from node_rig import running, to_time
 import numpy as np
 import pytest
-import rclpy
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
 import torch
@@ -134,29 +131,6 @@ def test_compressed_topics_are_used_on_demand_and_bad_data_are_counted(from_file
         kinds = rig.node.pipeline.ledger.kinds()
     assert kinds == {"data in format 'jpeg'": 5, "format '32FC1; compressedDepth png'": 1}
     assert capfd.readouterr().err.count('image dropped') == 2
-
-
-@pytest.mark.parametrize(
-    ('remapping', 'topic'),
-    [
-        ('unused:=/unused', '/image/compressed'),
-        ('image:=/cam/image_raw', '/cam/image_raw/compressed'),
-        ('image/compressed:=/bag/jpegs', '/bag/jpegs'),
-    ],
-)
-def test_the_compressed_topic_follows_remappings(remapping, topic):
-    node = rclpy.create_node('lingbot_map', cli_args=['--ros-args', '-r', remapping])
-    params = NodeParams.from_values({'image_transport': 'compressed'})
-    try:
-        subscribed = ImageTopic(node, params, lambda _: None, node.default_callback_group)
-        assert subscribed.name == topic
-        assert [
-            name
-            for name, types in node.get_topic_names_and_types()
-            if 'sensor_msgs/msg/CompressedImage' in types
-        ] == [topic]
-    finally:
-        node.destroy_node()
 
 
 def test_outputs_of_a_camera_mounted_sideways_are_of_its_own_image_without_the_mask():
