@@ -1,5 +1,6 @@
 """Poses and transforms of each tf_mode, on a plain node of rclpy that is not being spun."""
 
+import time
 from types import SimpleNamespace
 
 from fake_engine import FakeEngine
@@ -17,8 +18,10 @@ import numpy as np
 import pytest
 import rclpy
 from tf2_msgs.msg import TFMessage
+from tf2_ros import StaticTransformBroadcaster
 from transforms import OPTICAL, product, stamped
 
+WAIT_S = 60.0
 RGB = np.full((42, 56, 3), 128, np.uint8)
 
 
@@ -66,6 +69,20 @@ def test_no_transform_is_older_than_the_newest_until_time_jumps_back(node):
     robot.place(50.0, 51.0)  # the bag starts again
     expected = [to_time(stamp_s) for stamp_s in (100.0, 101.0, 101.5, 50.0, 51.0)]
     assert [transform.header.stamp for transform in robot.sent] == expected
+
+
+def test_without_tf_only_static_transforms_are_received(node):
+    tree = FrameTree(node, 'map', only_static=True)
+    probe = rclpy.create_node('robot')
+    message = stamped('base_link', 'cam', 0.0, (0.3, 0.0, 0.5))
+    StaticTransformBroadcaster(probe).sendTransform(message)
+    end_s = time.monotonic() + WAIT_S
+    while 'cam' not in tree.parents:
+        assert time.monotonic() < end_s
+        rclpy.spin_once(node, timeout_sec=0.05)
+    assert tree.extrinsics('base_link', 'cam')[:3, 3] == pytest.approx((0.3, 0, 0.5))
+    assert node.count_subscribers('/tf') == 0
+    probe.destroy_node()
 
 
 @pytest.mark.parametrize('tf_mode', ['off', 'map_to_camera'])
