@@ -40,6 +40,12 @@ def test_an_empty_frame_id_is_refused_or_filled_in():
     assert admit(admission(camera_frame='front'), S, '').camera == 'front'
 
 
+@pytest.mark.parametrize(('frame_id', 'remedy'), [('', 'camera_frame'), ('map', 'map_frame')])
+def test_a_frame_id_is_refused_with_the_remedy(frame_id, remedy):
+    with pytest.raises(Dropped, match=f"the parameter '{remedy}'"):
+        admit(admission(), S, frame_id)
+
+
 def test_the_map_frame_is_no_camera():
     assert reason(admission(map_frame='world'), S, 'world') == FRAME_ID
 

@@ -1,59 +1,114 @@
-"""When no images come, one line says where there are some."""
+"""What the node says of its publishers of images, and while no images come."""
 
 import subprocess
 import sys
 
-from image_messages import encode
+from diagnostic_msgs.msg import DiagnosticStatus
 from lingbot_map_ros.input import image_topic as silence
-from node_rig import running
-import numpy as np
+from node_rig import running, to_time
 import pytest
-from sensor_msgs.msg import CompressedImage, Image
+import rclpy
+from rclpy.qos import QoSProfile, ReliabilityPolicy
+from rosgraph_msgs.msg import Clock
+from sensor_msgs.msg import Image
 
 pytestmark = pytest.mark.usefixtures('ros')
+_BEST_EFFORT = QoSProfile(depth=5, reliability=ReliabilityPolicy.BEST_EFFORT)
 
 
 @pytest.fixture
-def rig(monkeypatch):
-    """Yield a running node; the probe's own publisher on /image is gone."""
+def camera():
+    """Yield a node that publishes images beside the probe."""
+    node = rclpy.create_node('weak_camera', namespace='/front')
+    yield node
+    node.destroy_node()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Let a node report silence at once."""
     monkeypatch.setattr(silence, 'PATIENCE_S', 0.0)
+
+
+def newest_status(rig):
+    return rig.heard['diagnostics'][-1].status[0]
+
+
+def wait_value(rig, key, is_right):
+    """Wait for diagnostics whose value of `key` is right; return the level and the value."""
+    found = []
+
+    def has_come():
+        if rig.heard['diagnostics']:
+            status = newest_status(rig)
+            found[:] = [status.level, {v.key: v.value for v in status.values}.get(key, '')]
+        return found and is_right(found[1])
+
+    rig.wait(has_come, f'diagnostics {key}')
+    return found
+
+
+@pytest.mark.usefixtures('impatient')
+def test_silence_is_stale_and_logged_once_until_an_image_comes(capfd):
     with running(num_scale_frames=1) as rig:
+        level, text = wait_value(rig, 'silence', bool)
+        assert level == DiagnosticStatus.STALE
+        assert '/image (sensor_msgs/msg/Image, 1 publisher)' in text
+        assert 'nothing is published' in text
         rig.probe.destroy_publisher(rig._image_pub)
-        rig.wait(lambda: rig.node.count_publishers('/image') == 0)
-        yield rig
+        wait_value(rig, 'silence', lambda text: 'is the camera driver running' in text)
+        rig.probe.create_publisher(Image, '/cam/image_raw', 1)
+        _, text = wait_value(rig, 'silence', lambda text: 'but on' in text)
+        assert 'but on /cam/image_raw (image_transport: raw): remap' in text
+        assert '/lingbot_map/depth' not in text  # an image topic too, but of the node itself
+        rig._image_pub = rig.publisher(Image, '/image', 1)
+        rig.send(1.0)
+        rig.wait_counts(1, 1)
+        assert rig.state() == 'TRACKING'
+        level, _ = wait_value(rig, 'silence', lambda text: not text)
+        assert level == DiagnosticStatus.OK
+    assert capfd.readouterr().err.count('no images arrive on /image') == 1
 
 
-def text_with(rig, *topics):
-    rig.wait(lambda: all(rig.node.count_publishers(topic) for topic in topics))
-    return silence.silence_text(rig.node, rig.node._image_topic)
+@pytest.mark.usefixtures('impatient')
+def test_simulated_time_that_stands_still_is_the_reason_given_and_no_watchdog_fires(capfd):
+    with running(num_scale_frames=1, use_sim_time=True, watchdog_timeout=0.2) as rig:
+        _, text = wait_value(rig, 'silence', bool)
+        assert 'nothing was received on /clock' in text
+        capfd.readouterr()
+        rig.send(0)  # without stamp
+        rig.wait_counts(1, 0, zero_stamp=1)
+        assert 'is /clock published' in capfd.readouterr().err
+        clock = rig.publisher(Clock, '/clock')
+        clock.publish(Clock(clock=to_time(100.0)))
+        rig.wait(lambda: rig.node.get_clock().now().nanoseconds > 0)
+        rig.send(100.0)
+        rig.wait_counts(2, 1, zero_stamp=1)
+        wait_value(rig, 'silence', lambda text: '/clock stands still at 100.0' in text)
+        assert not rig.node.leaving.is_set()
+        rig.send(101.0)  # as before the pause, though /clock has not gone on
+        rig.wait_counts(3, 2, zero_stamp=1)
+        assert rig.call('reset').success
+        rig.send(0)
+        rig.wait_for('odometry', 3)
+        assert rig.stamps('odometry') == [100, 101, 100]
 
 
-def test_only_a_compressed_topic_exists(rig):
-    rig.probe.create_publisher(CompressedImage, '/cam/image_raw/compressed', 1)
-    text = text_with(rig, '/cam/image_raw/compressed')
-    assert '/image (sensor_msgs/msg/Image, 0 publishers)' in text
-    assert '/cam/image_raw/compressed (image_transport: compressed)' in text
-    assert '\n' not in text
-
-
-def test_the_topic_has_another_name(rig):
-    rig.probe.create_publisher(Image, '/cam/image_raw', 1)
-    text = text_with(rig, '/cam/image_raw')
-    assert 'but on /cam/image_raw (image_transport: raw): remap' in text
-    assert '/lingbot_map/depth' not in text  # an image topic too, but of the node itself
-
-
-def test_nobody_publishes_images(rig):
-    text = text_with(rig)
-    assert 'camera driver' in text
-    assert 'ROS_DOMAIN_ID' in text
-
-
-def test_the_publisher_is_silent(rig):
-    rig.probe.create_publisher(Image, '/image', 1)
-    text = text_with(rig, '/image')
-    assert '1 publisher)' in text
-    assert 'nothing is published' in text
+def test_one_of_two_publishers_is_named_and_the_other_one_heard(camera):
+    with running(num_scale_frames=1) as rig:  # lossless: subscribed reliably
+        weak = [camera.create_publisher(Image, '/image', _BEST_EFFORT) for _ in range(2)]
+        level, value = wait_value(rig, 'image_publishers_not_heard', lambda v: '(2' in v)
+        assert level == DiagnosticStatus.ERROR
+        assert value.startswith('/front/weak_camera (2 publishers) on /image: best effort')
+        assert 'qos_overrides./image.subscription.reliability' in value
+        assert 'probe' not in value
+        assert rig.diagnostic('image_publishers_heard') == '1'
+        rig.send(1.0)
+        rig.wait_counts(1, 1)
+        for publisher in weak:
+            camera.destroy_publisher(publisher)
+        level, _ = wait_value(rig, 'image_publishers_not_heard', lambda value: not value)
+        assert level != DiagnosticStatus.ERROR
 
 
 _CAMERA = """
@@ -83,22 +138,3 @@ def test_images_that_get_lost_on_the_way_are_told_from_silence(monkeypatch, capf
         assert 'were lost in transport' in capfd.readouterr().err
         assert 'fastdds_large_messages.xml' in silence.silence_text(rig.node, topic)
         assert int(rig.diagnostic('images_lost_on_the_way')) > 0
-
-
-def test_it_is_said_once_and_ends_with_the_first_image(capfd, rig):  # from before the rig on
-    for _ in range(4):
-        rig.diagnostic('state')
-    publisher = rig.probe.create_publisher(Image, '/image', 1)
-    rig.wait(lambda: publisher.get_subscription_count() == 1)
-    rig._image_pub = publisher
-    rig.publish(1.0, encode('rgb8', np.zeros((42, 56, 3), np.uint8)))
-    rig.wait_counts(1, 1)
-    assert rig.state() == 'TRACKING'
-    assert capfd.readouterr().err.count('no images arrive on /image') == 1
-
-
-def test_compressed_transport_names_its_own_topic():
-    with running(num_scale_frames=1, image_transport='compressed') as rig:
-        text = text_with(rig, '/image')
-        assert '/image/compressed (sensor_msgs/msg/CompressedImage, 0 publishers)' in text
-        assert 'but on /image (image_transport: raw)' in text
