@@ -117,6 +117,7 @@ def test_a_failure_to_load_leaves_the_node_unconfigured_until_it_works(capfd):
         load, rig.node._engine_factory = rig.node._engine_factory, fail
         assert not change(rig, Transition.TRANSITION_CONFIGURE)
         assert lifecycle_state(rig) == State.PRIMARY_STATE_UNCONFIGURED
+        assert rig.node.pipeline is None
         rig.wait_for('diagnostics', len(rig.heard['diagnostics']) + 2)
         values = wait_status(rig, 'UNCONFIGURED')
         assert "'x.pt'" in values['last_error']
@@ -124,6 +125,7 @@ def test_a_failure_to_load_leaves_the_node_unconfigured_until_it_works(capfd):
         log = capfd.readouterr().err
         before, _, after = log.partition("loading model 'demo' (packaged weights, trained on ")
         assert "'x.pt'" not in before and after.count("'x.pt'") == 1
+        assert after.count('configure failed: ') == 1
         assert 'Traceback' not in log
         rig.node._engine_factory = lambda params: params.no_such_parameter
         assert not change(rig, Transition.TRANSITION_CONFIGURE)
@@ -177,6 +179,8 @@ def test_diagnostics_report_states_and_counts_and_one_thread_touches_the_engine(
         assert newest_status(rig).name == 'lingbot_map'
         wait_status(rig, 'WAITING_FOR_IMAGES')  # nothing comes any more
         rig.call('reset')
+        rig.send(5.0)
+        rig.wait_for('processed', 6)
         rig.call('flush')
         engine = rig.engine
         assert len(engine.threads) == 1  # from loading to release
