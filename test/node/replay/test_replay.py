@@ -388,6 +388,23 @@ def test_a_frame_of_a_tf_topic_is_chosen(tmp_path):
     assert results.compare(stamps_ns, T, job.truth).values()['scale'] == pytest.approx(2.0)
 
 
+def test_poses_from_before_the_scale_was_found_are_those_that_the_node_has_rescaled():
+    row, rescaled = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0], np.eye(4)
+    rescaled[0, 3] = 0.25
+    kept = SimpleNamespace(export=lambda: ([SECOND], [rescaled]))
+    outputs = SimpleNamespace(current=SimpleNamespace(trajectory=kept))
+    player = SimpleNamespace(
+        _rows={2 * SECOND: row, SECOND: row},
+        _bodies={SECOND: 'cam', 2 * SECOND: 'cam'},
+        _extrinsics=lambda body: np.eye(4),
+        _is_rescaled=True,
+        _target=SimpleNamespace(pipeline=SimpleNamespace(outputs=outputs)),
+    )
+    stamps_ns, T = Player.trajectory(player)
+    assert stamps_ns == [SECOND, 2 * SECOND]
+    assert T[:, 0, 3].tolist() == [0.25, 1.0]
+
+
 def test_a_wrong_path_has_an_error():
     truth = true_track(lambda i: 3.0 * curved_in_map(i))
     compared = results.compare(*stand_in(9).trajectory(), truth)
