@@ -5,23 +5,39 @@ import itertools
 import os
 from pathlib import Path
 import threading
+from types import SimpleNamespace
 
 from fake_engine import Gate
+from lingbot_map.mapping.map_frame import MapFrame
 from lingbot_map.mapping.points import POINT_DTYPE
+from lingbot_map_ros.frame import to_stamp
+from lingbot_map_ros.output.conversions import pose_stamped
+from lingbot_map_ros.output.publishing import PublishedMap
+from lingbot_map_ros.output.saving import save_map, save_trajectory
+from lingbot_map_ros.parameters import NodeParams
+from lingbot_map_ros.services import _saved
 from node_rig import running, to_time, WAIT_S
 import numpy as np
 from plyfile import PlyData
 import pytest
 from rosgraph_msgs.msg import Clock
+from std_msgs.msg import Header
 from std_srvs.srv import SetBool
 
-pytestmark = pytest.mark.usefixtures('ros')
+over_dds = pytest.mark.usefixtures('ros')
 
 
+@over_dds
 def test_nothing_of_the_old_map_is_published_once_reset_has_answered():
-    gate = Gate(at=3)
-    topics = ('points', 'pose')
-    with running(topics, num_scale_frames=1, engine={'before_push': gate}) as rig:
+    gate, failing = Gate(at=3), Gate(at=5)
+
+    def before_push(n):
+        gate(n)
+        failing(n)
+        assert n != 5, 'of the old map'
+
+    topics, engine = ('points', 'pose'), {'before_push': before_push}
+    with running(topics, num_scale_frames=1, map__voxel_size=0.5, engine=engine) as rig:
         rig.send(1.0, 2.0, 3.0, 4.0)
         assert gate.reached.wait(20)
         rig.wait(lambda: rig.counts().received == 4)
@@ -29,59 +45,58 @@ def test_nothing_of_the_old_map_is_published_once_reset_has_answered():
         assert rig.call('reset').success  # while image 3 is in the engine and 4 waits
         gate.open()
         rig.wait_counts(4, 2, reset=2)
-        rig.send(5.0, 6.0)
-        rig.wait_counts(6, 4, reset=2)
+        rig.send(5.0)
+        rig.wait_counts(5, 3, reset=2)
         rig.call('flush')
-        rig.wait_for('points', 4)
+        rig.wait_for('points', 3)
         for topic in ('odometry', 'pose', 'points', 'tf'):
-            rig.wait_for(topic, 4)
-            assert rig.stamps(topic) == [1, 2, 5, 6], topic
+            rig.wait_for(topic, 3)
+            assert rig.stamps(topic) == [1, 2, 5], topic
+        check_error_of_the_old_map(rig, failing)
+        check_clouds_that_wait(rig)
         positions = [m.pose.pose.position.x for m in rig.heard['odometry']]
-        assert positions == pytest.approx([0, 1, 0, 1], abs=1e-9)
+        assert positions == pytest.approx([0, 1, 0, 0, 1, 0], abs=1e-9)
 
 
-def test_an_error_of_the_old_map_does_not_touch_the_map_of_a_reset():
-    gate = Gate(at=2)
-
-    def fail(n):
-        gate(n)
-        assert n != 2, 'of the old map'
-
-    with running(num_scale_frames=1, engine={'before_push': fail}) as rig:
-        rig.send(1.0, 2.0)
-        assert gate.reached.wait(WAIT_S)
-        assert rig.call('reset').success
-        fresh = rig.node.pipeline.session
-        gate.open()
-        rig.wait_counts(2, 1, worker_error=1)
-        rig.wait(lambda: rig.node.pipeline.worker.errors == 1)
-        rig.call('flush')
-        assert rig.node.pipeline.session is fresh
-        assert (fresh.number, fresh.trouble) == (1, '')
-        rig.send(3.0)
-        rig.wait_counts(3, 2, worker_error=1)
-        assert rig.wait_for('odometry', 2)[1].pose.pose.position.x == pytest.approx(0)
+def check_error_of_the_old_map(rig, gate):
+    """Reset while image 5 of the engine is about to fail: the new map knows nothing of it."""
+    rig.send(6.0)
+    assert gate.reached.wait(WAIT_S)
+    assert rig.call('reset').success
+    fresh = rig.node.pipeline.session
+    gate.open()
+    rig.wait_counts(6, 3, reset=2, worker_error=1)
+    rig.wait(lambda: rig.node.pipeline.worker.errors == 1)
+    rig.call('flush')
+    assert rig.node.pipeline.session is fresh
+    assert (fresh.number, fresh.trouble) == (2, '')
+    rig.send(7.0)
+    rig.wait_counts(7, 4, reset=2, worker_error=1)
+    assert rig.wait_for('odometry', 4)[3].pose.pose.position.x == pytest.approx(0)
+    rig.wait_for('points', 4)
 
 
-def test_clouds_that_wait_to_be_published_do_not_survive_a_reset():
+def check_clouds_that_wait(rig):
+    """Reset while a cloud waits to be published: it goes neither out nor into the map."""
     started, opened = threading.Event(), threading.Event()
-    with running(('points',), num_scale_frames=1, map__voxel_size=0.5) as rig:
-        outputs = rig.node.pipeline.outputs
-        outputs._thread.hand('hold', lambda: (started.set(), opened.wait(WAIT_S)))
-        assert started.wait(WAIT_S)
-        rig.send(1.0)
-        rig.wait_for('odometry', 1)
-        rig.wait(lambda: {'points', 'map'} <= set(outputs._thread._tasks))
-        assert rig.call('reset').success
-        opened.set()
-        rig.call('flush')
-        assert len(rig.node.pipeline.session.points) == 0
-        rig.send(2.0)
-        rig.wait_for('points', 1)
-        assert rig.stamps('points') == [2]
+    outputs = rig.node.pipeline.outputs
+    outputs._thread.hand('hold', lambda: (started.set(), opened.wait(WAIT_S)))
+    assert started.wait(WAIT_S)
+    rig.send(8.0)
+    rig.wait_for('odometry', 5)
+    rig.wait(lambda: {'points', 'map'} <= set(outputs._thread._tasks))
+    assert rig.call('reset').success
+    opened.set()
+    rig.call('flush')
+    assert len(rig.node.pipeline.session.points) == 0
+    rig.send(9.0)
+    rig.wait_for('points', 5)
+    assert rig.stamps('points') == [1, 2, 5, 7, 9]
+    rig.wait_for('odometry', 6)
 
 
-def test_reset_drops_a_scale_batch_and_empties_path_and_map():
+@over_dds
+def test_reset_drops_a_scale_batch_and_pause_keeps_the_map():
     with running(('path', 'map'), num_scale_frames=3, path__publish_rate=50.0) as rig:
         rig.send(1.0, 2.0, 3.0)
         rig.wait(lambda: rig.counts().received == 3)
@@ -96,98 +111,104 @@ def test_reset_drops_a_scale_batch_and_empties_path_and_map():
         rig.wait_counts(5, 3, reset=2)
         assert rig.call('flush').message.startswith('0 images')
         rig.wait(lambda: rig.heard['map'][-1].width == 0)
-
-
-def test_images_while_paused_are_ignored_and_the_map_goes_on():
-    with running(num_scale_frames=1) as rig:
-        rig.send(1.0, 2.0)
-        rig.wait_counts(2, 2)
+        rig.send(11.0, 12.0, 13.0)
+        rig.wait_counts(8, 6, reset=2)
         assert rig.call('pause', SetBool.Request(data=True)).success
         assert rig.state() == 'PAUSED'
-        rig.send(3.0, 4.0)
-        rig.wait_for('processed', 4)
+        rig.send(14.0, 15.0)
+        rig.wait_for('processed', 10)
         assert rig.counts().paused == 2
         assert rig.call('pause', SetBool.Request(data=False)).success
-        rig.send(5.0)
-        rig.wait_counts(3, 3)
-        positions = [m.pose.pose.position.x for m in rig.wait_for('odometry', 3)]
-        assert positions == pytest.approx([0, 1, 2], abs=1e-9)
+        rig.send(16.0)
+        rig.wait_counts(9, 7, reset=2)
+        positions = [m.pose.pose.position.x for m in rig.wait_for('odometry', 7)[3:]]
+        assert positions == pytest.approx([0, 1, 2, 3], abs=1e-9)
+        assert rig.stamps('odometry')[3:] == [11, 12, 13, 16]
 
 
-def test_a_reset_is_answered_while_a_flush_waits_for_the_engine():
-    gate = Gate(at=1)
-    with running(num_scale_frames=1, engine={'before_push': gate}) as rig:
-        rig.send(1.0)
-        assert gate.reached.wait(20)
-        flushed = rig.request_later('flush')
-        rig.wait(lambda: rig.node.pipeline.worker._flushes)
-        assert rig.call('reset').success
-        assert not flushed.done()
-        gate.open()
-        rig.wait(flushed.done)
-        assert flushed.result().success
-        rig.wait_counts(1, 0, reset=1)
+@over_dds
+def test_a_flush_waits_for_what_was_sent_before_it_alone_and_a_reset_for_no_flush():
+    failing, second, third = Gate(at=1), Gate(at=3), Gate(at=4)
 
-
-def test_a_flush_does_not_wait_for_images_that_come_after_it():
-    """Else it would never end with a camera that is faster than the device."""
-    gate = Gate(at=1)
-    with running(num_scale_frames=1, engine={'before_push': gate}) as rig:
-        rig.send(1.0)
-        assert gate.reached.wait(WAIT_S)
-        flushed, engine = rig.request_later('flush'), rig.engine
-        rig.wait(lambda: rig.node.pipeline.worker._flushes)
-        rig.send(*range(2, 62))
-        rig.wait(lambda: rig.counts().received == 61)
-        flush, pushed = engine.flush, []
-        engine.flush = lambda: pushed.append(engine.pushed) or flush()
-        gate.open()
-        rig.wait(flushed.done)
-        assert flushed.result().success
-        assert pushed[-1] == 2  # the image that was under way when it was asked for, and the next
-        rig.wait_counts(61, 61)
-
-
-def test_a_flush_that_fails_says_why():
-    with running(num_scale_frames=4) as rig:
-        rig.send(1.0)
-        rig.wait_for('processed', 1)
-        rig.engine.flush = lambda: 1 / 0
-        answer = rig.call('flush')
-        assert not answer.success
-        assert 'division' in answer.message
-        rig.wait_counts(1, 0, worker_error=1)
-
-
-def test_an_image_that_fails_before_a_flush_does_not_spoil_it():
-    gate = Gate(at=1)
-
-    def fail(n):
-        gate(n)
+    def before_push(n):
+        for gate in (failing, second, third):
+            gate(n)
         if n == 1:
             raise RuntimeError('the device is unhappy')
 
-    with running(num_scale_frames=4, engine={'before_push': fail}) as rig:
+    with running(num_scale_frames=4, engine={'before_push': before_push}) as rig:
+        # An image that fails before a flush does not spoil it.
         rig.send(1.0, 2.0)
-        assert gate.reached.wait(WAIT_S)
         rig.wait(lambda: rig.counts().received == 2)
-        flushed = rig.request_later('flush')
-        rig.wait(lambda: rig.node.pipeline.worker._flushes)
-        gate.open()
+        flushed = flush_at(rig, failing)
+        failing.open()
         rig.wait(flushed.done)
         assert flushed.result().message.startswith('1 images')
         rig.wait_counts(2, 1, worker_error=1)
+        # A reset is answered while a flush waits for the engine.
+        rig.send(3.0)
+        flushed = flush_at(rig, second)
+        assert rig.call('reset').success
+        assert not flushed.done()
+        second.open()
+        rig.wait(flushed.done)
+        assert flushed.result().success
+        rig.wait_counts(3, 1, worker_error=1, reset=1)
+        # Images that come later are not waited for: a fast camera would never let it end.
+        rig.send(4.0)
+        flushed, engine = flush_at(rig, third), rig.engine
+        rig.send(*range(5, 65))
+        rig.wait(lambda: rig.counts().received == 64)
+        flush, pushed = engine.flush, []
+        engine.flush = lambda: pushed.append(engine.pushed) or flush()
+        third.open()
+        rig.wait(flushed.done)
+        assert flushed.result().success
+        assert pushed == [5]  # the image that was under way when it was asked for, and the next
+        rig.wait_counts(64, 62, worker_error=1, reset=1)
+        # A flush that fails says why.
+        assert rig.call('reset').success
+        rig.send(65.0)
+        rig.wait_for('processed', 65)
+        engine.flush = lambda: 1 / 0
+        answer = rig.call('flush')
+        assert not answer.success
+        assert 'division' in answer.message
+        rig.wait_counts(65, 62, worker_error=2, reset=1)
 
 
+def flush_at(rig, gate):
+    """Return the future of a flush that was asked for while the engine was held at a gate."""
+    assert gate.reached.wait(WAIT_S)
+    flushed = rig.request_later('flush')
+    rig.wait(lambda: rig.node.pipeline.worker._flushes)
+    return flushed
+
+
+@over_dds
 def test_saving_writes_whole_files_and_answers_with_their_paths(tmp_path):
-    folder = tmp_path / 'new' / 'folder'
-    with running(num_scale_frames=1, save_directory=str(folder)) as rig:
+    folder, autosaved = tmp_path / 'new' / 'folder', tmp_path / 'autosaved'
+    folders = {'save_directory': str(folder), 'autosave': str(autosaved)}
+    with running(num_scale_frames=1, **folders) as rig:
+        for name in ('save_map', 'save_trajectory'):
+            answer = rig.call(name)
+            assert (answer.success, 'nothing was written' in answer.message) == (False, True)
+        assert not folder.exists()
         rig.send(1.5, 2.5)
         rig.wait_counts(2, 2)
         rig.call('flush')
         saved_map, saved_trajectory = rig.call('save_map'), rig.call('save_trajectory')
         assert saved_map.success
         assert saved_trajectory.success
+        # Cleaning up saves what it forgets.
+        assert list(autosaved.iterdir()) == []
+        assert rig.node.trigger_deactivate() == rig.node.trigger_cleanup()
+        assert rig.node.pipeline is None
+        assert {path.suffix for path in autosaved.iterdir()} == {'.ply', '.pcd', '.tum'}
+        for name in ('reset', 'flush', 'pause', 'save_map', 'save_trajectory'):
+            answer = rig.call(name)
+            assert not answer.success
+            assert 'configure' in answer.message
     ply, pcd = map(Path, saved_map.message.split(', '))
     vertices = PlyData.read(ply)['vertex']
     assert len(vertices['x']) > 0
@@ -203,61 +224,45 @@ def test_saving_writes_whole_files_and_answers_with_their_paths(tmp_path):
     assert pcd.parent == folder
 
 
+def pipeline_with(directory, count):
+    """Return what a service needs of a pipeline whose map has `count` poses and points."""
+    params = NodeParams.from_values({'save_directory': str(directory)})
+    published, frame = PublishedMap(0, params), MapFrame(1.0)
+    for i in range(count):
+        pose = frame.pose(np.eye(4))
+        published.trajectory.append(pose_stamped(Header(stamp=to_stamp(i + 1)), pose), pose)
+        published.insert(to_stamp(i + 1), np.ones(1, POINT_DTYPE))
+    return SimpleNamespace(params=params, outputs=SimpleNamespace(current=published))
+
+
+@pytest.mark.parametrize('save', [save_map, save_trajectory])
 @pytest.mark.parametrize('directory', ['/proc/sub', '~no-such-user/sub'])
-def test_saving_without_content_or_folder_gives_the_reason(directory):
-    with running(num_scale_frames=1, save_directory=directory) as rig:
-        for name in ('save_map', 'save_trajectory'):
-            answer = rig.call(name)
-            assert (answer.success, 'nothing was written' in answer.message) == (False, True)
-        rig.send(1.0)
-        rig.wait_counts(1, 1)
-        rig.call('flush')
-        for name in ('save_map', 'save_trajectory'):
-            answer = rig.call(name)
-            assert not answer.success
-            assert 'save_directory' in answer.message
-        rig.send(2.0)
-        rig.wait_counts(2, 2)
+def test_saving_without_content_or_folder_gives_the_reason(directory, save):
+    success, message = _saved(pipeline_with(directory, 0), save)
+    assert (success, 'nothing was written' in message) == (False, True)
+    success, message = _saved(pipeline_with(directory, 1), save)
+    assert (success, 'save_directory' in message) == (False, True)
 
 
-def test_services_of_a_node_that_is_not_configured_say_so():
-    with running(autostart=False) as rig:
-        for name in ('reset', 'flush', 'pause', 'save_map', 'save_trajectory'):
-            answer = rig.call(name)
-            assert not answer.success
-            assert 'configure' in answer.message
-
-
-def test_cleaning_up_saves_what_it_forgets(tmp_path):
-    with running(num_scale_frames=1, autosave=str(tmp_path)) as rig:
-        rig.send(1.0, 2.0)
-        rig.wait_counts(2, 2)
-        rig.call('flush')
-        assert rig.node.trigger_deactivate() == rig.node.trigger_cleanup()
-        assert rig.node.pipeline is None
-        assert {path.suffix for path in tmp_path.iterdir()} == {'.ply', '.pcd', '.tum'}
-
-
-def test_a_disk_that_is_full_leaves_no_half_a_file(tmp_path, monkeypatch):
+@pytest.mark.parametrize('save', [save_map, save_trajectory])
+def test_a_disk_that_is_full_leaves_no_half_a_file(save, tmp_path, monkeypatch):
     def fail(file):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with running(num_scale_frames=1, save_directory=str(tmp_path)) as rig:
-        rig.send(1.0)
-        rig.wait_counts(1, 1)
-        rig.call('flush')
-        monkeypatch.setattr(os, 'fsync', fail)
-        for name in ('save_map', 'save_trajectory'):
-            answer = rig.call(name)
-            assert not answer.success
-            assert 'No space left' in answer.message
-            assert str(tmp_path) in answer.message
-            assert 'make room' in answer.message
-        assert list(tmp_path.iterdir()) == []
-        monkeypatch.undo()
-        assert rig.call('save_map').success
+    pipeline = pipeline_with(tmp_path, 1)
+    with monkeypatch.context() as full:
+        full.setattr(os, 'fsync', fail)
+        success, message = _saved(pipeline, save)
+    assert not success
+    assert 'No space left' in message
+    assert str(tmp_path) in message
+    assert 'make room' in message
+    assert list(tmp_path.iterdir()) == []
+    success, message = _saved(pipeline, save)
+    assert success and all(Path(file).is_file() for file in message.split(', '))
 
 
+@over_dds
 def test_services_answer_while_a_frame_runs_and_the_clock_ticks_a_thousand_times_a_second(
     tmp_path,
 ):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-pytestmark = pytest.mark.usefixtures('ros')
+over_dds = pytest.mark.usefixtures('ros')
 LIBRARY = logging.getLogger('lingbot_map.streaming.engine')
 
 
@@ -42,6 +42,7 @@ def send_noise(rig, count, first=1):
         rig.send(float(i), data=random.integers(0, 256, 42 * 56 * 3, dtype=np.uint8).tobytes())
 
 
+@over_dds
 def test_the_tiny_network_rolls_over_in_one_map(tiny):
     with running(('path',), max_keyframes=16, num_scale_frames=8, path__publish_rate=50.0,
                  **tiny) as rig:  # fmt: skip
@@ -60,11 +61,16 @@ def test_the_tiny_network_rolls_over_in_one_map(tiny):
         rig.wait(lambda: rig.heard['path'] and len(rig.heard['path'][-1].poses) == 41)
         assert rig.state() in ('TRACKING', 'WAITING_FOR_IMAGES')  # said 2 s after the last image
         assert rig.call('reset').success
-        send_noise(rig, 8, first=42)
-        rig.wait_counts(49, 49)
+        assert rig.set_parameter('keyframe_interval', 4).successful
+        send_noise(rig, 18, first=42)
+        rig.wait_counts(59, 59)
         assert rig.diagnostic('window') == '0'
+        kept = kept_by_the_library(18, num_scale_frames=8, keyframe_interval=4)
+        assert 8 < kept < 18
+        assert rig.diagnostic('keyframes') == str(kept)
 
 
+@over_dds
 def test_the_tiny_network_starts_a_new_map_at_the_limit(tiny, capfd):
     with running(('path',), max_keyframes=8, num_scale_frames=4, on_limit='reset',
                  path__publish_rate=50.0, **tiny) as rig:  # fmt: skip
@@ -87,32 +93,29 @@ def test_the_tiny_network_starts_a_new_map_at_the_limit(tiny, capfd):
 def kept_by_the_library(count, **settings):
     """Return how many frames of `send_noise` an engine with these settings keeps."""
     model, random = load_model('tiny', 'random', torch.device('cpu')), np.random.default_rng(1)
-    engine = StreamEngine(model, StreamConfig(num_scale_frames=2, image_width=56, **settings))
+    engine = StreamEngine(model, StreamConfig(image_width=56, **settings))
     for _ in range(count):
         engine.push(random.integers(0, 256, 42 * 56 * 3, dtype=np.uint8).reshape(42, 56, 3))
     return engine.keyframes
 
 
-@pytest.mark.parametrize(
-    'settings',
-    [
-        {'keyframe_policy': 'flow', 'flow_threshold': 1000.0, 'max_non_keyframe_gap': 7},
-        {'keyframe_policy': 'interval', 'keyframe_interval': 4},
-    ],
-    ids=lambda settings: settings['keyframe_policy'],
-)
-def test_the_keyframe_policy_is_that_of_the_library(settings, tiny):
+@over_dds
+def test_the_keyframe_policy_is_that_of_the_library(tiny):
+    settings = {'num_scale_frames': 2, 'keyframe_policy': 'flow', 'flow_threshold': 1000.0,
+                'max_non_keyframe_gap': 7}  # fmt: skip
     kept = kept_by_the_library(10, **settings)
     assert 2 < kept < 10
-    with running(num_scale_frames=2, **settings, **tiny) as rig:
+    with running(**settings, **tiny) as rig:
         send_noise(rig, 10)
         rig.wait_counts(10, 10)
         assert rig.diagnostic('keyframes') == str(kept)
 
 
-def test_results_of_the_call_that_begins_a_sequence_belong_to_it():
+@over_dds
+def test_results_belong_to_their_sequence_also_if_a_reset_comes_while_it_begins():
+    gate = Gate(at=7)
     with running(('path', 'map'), num_scale_frames=1, max_keyframes=3, on_limit='reset',
-                 path__publish_rate=50.0) as rig:  # fmt: skip
+                 path__publish_rate=50.0, engine={'before_push': gate}) as rig:  # fmt: skip
         rig.send(1.0, 2.0, 3.0, 4.0, 5.0)
         rig.wait_counts(5, 5)
         positions = [m.pose.pose.position.x for m in rig.wait_for('odometry', 5)]
@@ -120,20 +123,15 @@ def test_results_of_the_call_that_begins_a_sequence_belong_to_it():
         rig.wait(lambda: rig.heard['path'] and len(rig.heard['path'][-1].poses) == 2)
         assert (rig.state(), rig.diagnostic('map_number')) == ('TRACKING', '1')
         assert rig.engine.resets == 2  # by the warm-up and at the limit
-
-
-def test_a_reset_while_the_engine_begins_a_sequence_keeps_its_promise():
-    gate = Gate(at=3)
-    with running(num_scale_frames=1, max_keyframes=2, on_limit='reset',
-                 engine={'before_push': gate}) as rig:  # fmt: skip
-        rig.send(1.0, 2.0, 3.0)
-        assert gate.reached.wait(20)
+        rig.send(6.0, 7.0)
+        assert gate.reached.wait(20)  # image 7 begins a sequence
         assert rig.call('reset').success
         gate.open()
-        rig.wait_counts(3, 2, reset=1)
-        rig.send(4.0)
-        rig.wait_counts(4, 3, reset=1)
-        assert rig.stamps('odometry')[:2] == [1, 2] and 3 not in rig.stamps('odometry')
+        rig.wait_counts(7, 6, reset=1)
+        rig.send(8.0)
+        rig.wait_counts(8, 7, reset=1)
+        rig.wait_for('odometry', 7)
+        assert rig.stamps('odometry') == [1, 2, 3, 4, 5, 6, 8]
 
 
 def test_the_library_warns_through_the_node_once():

@@ -1,5 +1,7 @@
 """The scale in the running node: fixed, or found once from the topic odom."""
 
+from types import SimpleNamespace
+
 from diagnostic_msgs.msg import DiagnosticStatus
 from fake_engine import DEPTH, Gate, STEP
 from geometry_msgs.msg import PoseStamped, Quaternion, TransformStamped
@@ -7,9 +9,13 @@ from lingbot_map.mapping.map_frame import MapFrame
 from lingbot_map.mapping.map_store import MapStore
 from lingbot_map.mapping.points import POINT_DTYPE
 from lingbot_map_ros.frame import to_stamp
+from lingbot_map_ros.input.admission import Admission
 from lingbot_map_ros.mapping import scale as scale_estimation
+from lingbot_map_ros.mapping.ledger import Ledger
+from lingbot_map_ros.mapping.map_session import MapSession
 from lingbot_map_ros.output.conversions import pose_stamped
 from lingbot_map_ros.output.trajectory import Trajectory
+from lingbot_map_ros.parameters import NodeParams
 from nav_msgs.msg import Odometry
 from node_rig import running, to_time, WAIT_S
 import numpy as np
@@ -17,7 +23,7 @@ import pytest
 from std_msgs.msg import Header
 from tf2_ros import StaticTransformBroadcaster
 
-pytestmark = pytest.mark.usefixtures('ros')
+over_dds = pytest.mark.usefixtures('ros')
 METRES_PER_STEP = 0.25  # of odometry; the fake engine says 1 network unit
 COUNT = 12
 
@@ -67,7 +73,8 @@ def robot_transforms(rig):
     return [t for m in rig.heard['tf'] for t in m.transforms if t.header.frame_id == 'map']
 
 
-def test_odometry_gives_the_scale_once_and_all_that_is_stored_follows(capfd):
+@over_dds
+def test_odometry_gives_the_scale_once_and_all_that_is_stored_follows(capfd, monkeypatch):
     params = {
         'tf_mode': 'map_to_base',
         'scale_source': 'odometry',
@@ -78,9 +85,14 @@ def test_odometry_gives_the_scale_once_and_all_that_is_stored_follows(capfd):
     half_seconds = [0.5 * i for i in range(1, 2 * COUNT + 4)]
     with running(('path', 'points', 'depth'), **params) as rig:
         mount(rig)
-        send_one_by_one(rig, (1.0, 2.0))
+        send_one_by_one(rig, (1.0,))
         assert rig.state() == 'WAITING_FOR_SCALE'
         assert rig.diagnostic('scale') == 'waiting for odometry on /odom'
+        with monkeypatch.context() as impatient:
+            impatient.setattr(scale_estimation, '_PATIENCE_S', 0.0)
+            send_one_by_one(rig, (2.0,))
+            assert "no odometry on /odom: remap 'odom'" in rig.diagnostic('trouble')
+            assert rig.heard['diagnostics'][-1].status[0].level == DiagnosticStatus.ERROR
         Wheels(rig).tell(METRES_PER_STEP, *half_seconds)
         send_one_by_one(rig, range(3, COUNT + 1))
         assert rig.state() == 'TRACKING'
@@ -107,91 +119,83 @@ def test_odometry_gives_the_scale_once_and_all_that_is_stored_follows(capfd):
         np.testing.assert_allclose(
             walls, [0.5 + (i + DEPTH) * METRES_PER_STEP for i in range(COUNT)], atol=1e-4
         )
-    assert capfd.readouterr().err.count('scale is 0.25 m per network unit') == 1
+    log = capfd.readouterr().err
+    assert 'the scale is estimated from odometry' in log
+    assert log.count('no scale yet') == 1
+    assert log.count('scale is 0.25 m per network unit') == 1
 
 
-def test_a_scale_that_is_found_after_a_reset_changes_the_old_map_only():
+@over_dds
+def test_the_scale_stays_until_a_reset_and_is_found_anew_then():
     gate = Gate(at=9)
     params = {'scale_source': 'odometry', 'num_scale_frames': 1}
     with running(**params, engine={'before_push': gate}) as rig:
-        Wheels(rig).tell(METRES_PER_STEP, *range(0, 12))
+        wheels = Wheels(rig)
+        wheels.tell(METRES_PER_STEP, 1.0)
+        wheels._pub.publish(wheels.message(1e200, 1.5))  # no pose
+        wheels.tell(METRES_PER_STEP, *range(2, 12))
+        received_s = [stamp_ns // 10**9 for stamp_ns in rig.node.pipeline.odometry._stamps_ns]
+        assert received_s == list(range(1, 12))
         send_one_by_one(rig, range(1, 9))
         old = rig.node.pipeline.session
         rig.send(9.0)  # gives the scale
         assert gate.reached.wait(WAIT_S)
         rig.call('reset')
-        new, rescaled = rig.node.pipeline.session, []
-        new.rescale = lambda *values: rescaled.append(values)
+        new, rescaled, rescale = rig.node.pipeline.session, [], MapSession.rescale
+        new.rescale = lambda *values: (rescaled.append(values), rescale(new, *values))
         gate.open()
         rig.wait(lambda: old.scale_status == f'{METRES_PER_STEP:g} (odometry)')
         rig.wait_counts(9, 8, reset=1)
-        assert rescaled == []
+        assert rescaled == []  # a scale that is found after a reset changes the old map only
         _, poses = old.trajectory.export()
         assert poses[-1][0, 3] == pytest.approx(7 * METRES_PER_STEP)
-
-
-def test_the_scale_stays_until_a_reset_and_is_found_anew_then():
-    params = {'scale_source': 'odometry', 'num_scale_frames': 1}
-    with running(**params) as rig:
-        wheels = Wheels(rig)
-        wheels.tell(METRES_PER_STEP, *range(0, 15))
-        send_one_by_one(rig, range(1, 11))
+        wheels.tell(METRES_PER_STEP, *range(12, 36))
+        send_one_by_one(rig, range(21, 31))
         assert rig.state() == 'TRACKING'
-        wheels.tell(2.0, *range(15, 26))  # the wheels slip from here on
-        send_one_by_one(rig, range(15, 20))
+        assert len(rescaled) == 1
+        wheels.tell(2.0, *range(36, 46))  # the wheels slip from here on
+        send_one_by_one(rig, range(36, 40))
         assert rig.diagnostic('scale') == f'{METRES_PER_STEP:g} (odometry)'
         rig.call('reset')
         rig.wait(lambda: rig.diagnostic('scale') == 'not begun')
         count = len(robot_transforms(rig))
-        send_one_by_one(rig, (20.0, 21.0))
+        send_one_by_one(rig, (40.0, 41.0))
         assert rig.state() == 'WAITING_FOR_SCALE'
         assert len(robot_transforms(rig)) == count
-        wheels.tell(0.5, *range(22, 42))
-        send_one_by_one(rig, range(22, 41))
+        wheels.tell(0.5, *range(46, 66))
+        send_one_by_one(rig, range(46, 65))
         assert rig.diagnostic('scale') == '0.5 (odometry)'
 
 
-@pytest.mark.parametrize(
-    ('times_s', 'words'),
-    [
-        ((), "no odometry on /odom: remap 'odom'"),
-        ((1000.0, 1000.1), 'the newest is 998.1 s newer than the newest image'),
-    ],
-)
-def test_odometry_that_never_fits_is_an_error(times_s, words, monkeypatch, capfd):
+def test_odometry_of_another_clock_is_an_error(monkeypatch):
     monkeypatch.setattr(scale_estimation, '_PATIENCE_S', 0.0)
-    with running(scale_source='odometry', num_scale_frames=1) as rig:
-        wheels = Wheels(rig)
-        if times_s:
-            wheels.tell(METRES_PER_STEP, *times_s)
-        send_one_by_one(rig, (1.0, 2.0))
-        assert words in rig.diagnostic('trouble')
-        assert rig.heard['diagnostics'][-1].status[0].level == DiagnosticStatus.ERROR
-    assert capfd.readouterr().err.count('no scale yet') == 1
-
-
-def test_odometry_beyond_all_numbers_is_no_pose():
-    with running(scale_source='odometry', num_scale_frames=1) as rig:
-        wheels = Wheels(rig)
-        odometry = rig.node.pipeline.odometry
-        wheels.tell(0.0, 1.0)
-        wheels._pub.publish(wheels.message(1e200, 2.0))
-        wheels.tell(0.0, 3.0)
-        assert odometry._stamps_ns == [1 * 10**9 + 7, 3 * 10**9 + 7]
+    odometry = SimpleNamespace(topic='/odom', newest_ns=1000_100_000_000, at=lambda stamp_ns: None)
+    estimator = scale_estimation.ScaleEstimator(odometry, None, NodeParams(), 'cam')
+    for second in (1, 2):
+        assert estimator.add(second * 10**9, np.eye(4)) is None
+    assert 'the newest is 998.1 s newer than the newest image' in estimator.trouble
+    assert estimator.status == estimator.trouble
 
 
 @pytest.mark.parametrize(
-    ('params', 'words', 'shown'),
+    ('values', 'words', 'shown'),
     [
         ({}, 'scale is relative', '1 (relative)'),
         ({'scale': 2.5}, 'scale is 2.5 map units', '2.5'),
-        ({'scale': 2.5, 'scale_source': 'odometry'}, "('scale', 2.5, is not used)", 'not begun'),
+        (
+            {'scale': 2.5, 'scale_source': 'odometry'},
+            "(the parameter 'scale', 2.5, is not used)",
+            'not begun',
+        ),
     ],
 )
-def test_what_the_scale_is_gets_announced(params, words, shown, capfd):
-    with running(**params) as rig:
-        assert rig.diagnostic('scale') == shown
-    assert words.replace("('scale'", "(the parameter 'scale'") in capfd.readouterr().err
+def test_what_the_scale_is_gets_announced(values, words, shown):
+    params = NodeParams.from_values(values)
+    assert words in scale_estimation.scale_notice(params)
+    odometry = object() if params.scale_source == 'odometry' else None
+    counts = Ledger(None).counts()
+    session = MapSession(0, params, Admission(params), counts, None, odometry)
+    assert session.scale_status == shown
 
 
 def test_a_trajectory_is_stretched_from_its_origin():

@@ -1,6 +1,8 @@
 """lingbot_map_replay end to end: real node, real DDS, made pictures, an engine of known poses."""
 
+from contextlib import redirect_stdout
 import functools
+import io
 import json
 import os
 import re
@@ -9,12 +11,16 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 from bag_writer import odometry, raw_image, tf_message, transform_stamped, write_bag
 from evaluate_rig import blank_png, draw_nothing
-from fake_engine import DEPTH, FakeEngine, straight, turned
+from fake_engine import DEPTH, FakeEngine, turned
 from geometry_msgs.msg import Quaternion, TransformStamped, Vector3
+from lingbot_map.errors import UserError
 from lingbot_map.evaluation import cli as evaluate
+from lingbot_map.mapping.points import POINT_DTYPE
+from lingbot_map.recordings.pose_files import PoseTrack
 from lingbot_map_ros.node import LingbotMapNode
 from lingbot_map_ros.replay import cli as replay
 from lingbot_map_ros.replay import results
@@ -34,26 +40,27 @@ SECOND = 10**9
 TURN_XYZW = (-0.5, 0.5, -0.5, 0.5)  # of a level camera's optical frame in the map
 
 
+def use_fake(monkeypatch, **options):
+    """Make replays use a FakeEngine with the given options, and draw nothing."""
+    monkeypatch.setattr(results, 'render_map', blank_png)
+    make = functools.partial(FakeEngine, **options)
+    monkeypatch.setattr(replay, 'LingbotMapNode', functools.partial(LingbotMapNode, make))
+
+
 @pytest.fixture
 def fake_engine(monkeypatch):
     """Return a function that makes the next replay use a FakeEngine with the given options."""
-
-    def use(**options):
-        monkeypatch.setattr(results, 'render_map', blank_png)
-        make = functools.partial(FakeEngine, **options)
-        monkeypatch.setattr(replay, 'LingbotMapNode', functools.partial(LingbotMapNode, make))
-
-    return use
+    return functools.partial(use_fake, monkeypatch)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """Return a function that writes pictures and returns their folder."""
+    """Return a function that writes images, the first `still` of them alike."""
 
-    def write(count, size=(56, 42), still=False):
+    def write(count, size=(56, 42), still=1):
         (tmp_path / 'walk').mkdir()
         for i in range(count):
-            random = np.random.default_rng(0 if still else i)
+            random = np.random.default_rng(max(0, i - still + 1))
             noise = random.integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
             Image.fromarray(noise).save(tmp_path / 'walk' / f'{i:03}.png')
         return tmp_path / 'walk'
@@ -61,17 +68,18 @@ def folder(tmp_path):
     return write
 
 
+def write_params(folder, node='lingbot_map', **values):
+    """Write a parameter file with a small scale batch by default; return its path."""
+    path = folder / 'params.yaml'
+    values = {'num_scale_frames': 2} | values
+    path.write_text(yaml.safe_dump({node: {'ros__parameters': values}}))
+    return str(path)
+
+
 @pytest.fixture
 def params(tmp_path):
-    """Return a function that writes a parameter file; the scale batch is small by default."""
-
-    def write(**values):
-        path = tmp_path / 'params.yaml'
-        values = {'num_scale_frames': 2} | values
-        path.write_text(yaml.safe_dump({'lingbot_map': {'ros__parameters': values}}))
-        return str(path)
-
-    return write
+    """Return a function that writes a parameter file."""
+    return functools.partial(write_params, tmp_path)
 
 
 def run(source, tmp_path, *options):
@@ -90,32 +98,36 @@ def run(source, tmp_path, *options):
     return code, json.loads((out / 'summary.json').read_text()), rows
 
 
-def test_the_real_network_maps_a_folder(folder, tmp_path, capsys):
-    code, summary, poses = run(folder(10), tmp_path, '--model', 'tiny', '--checkpoint', 'random')
+def test_the_real_network_maps_a_folder_as_the_evaluation_does(
+    folder, params, tmp_path, monkeypatch, capsys
+):
+    draw_nothing(monkeypatch)
+    walk, flags = folder(20, still=5), ['--model', 'tiny', '--checkpoint', 'random']
+    assert evaluate.main([str(walk), '--out', str(tmp_path / 'evaluated'), *flags]) == 0
+    capsys.readouterr()
+    settings = params(num_scale_frames=8, motion_gate=True)  # the gate is for the node alone
+    code, summary, poses = run(walk, tmp_path, '--params', settings, *flags)
     assert code == 0
-    assert (summary['frames_sent'], summary['frames_out'], summary['lost']) == (10, 10, 0)
+    assert (summary['frames_sent'], summary['frames_out'], summary['lost']) == (20, 20, 0)
     assert summary['dropped'] == {}
-    np.testing.assert_allclose(poses[:, 0], np.arange(1, 11) / 10, atol=1e-9)
+    np.testing.assert_allclose(poses[:, 0], np.arange(1, 21) / 10, atol=1e-9)
     heard = summary['heard']
-    assert (heard['odometry'], heard['transforms'], heard['path_poses']) == (10, 10, 10)
-    assert heard['clouds'] == 10 and heard['cloud_points'] > 0
+    assert (heard['odometry'], heard['transforms'], heard['path_poses']) == (20, 20, 20)
+    assert heard['clouds'] == 20 and heard['cloud_points'] > 0  # keyframes, all of them
     assert summary['latency_ms']['p50'] <= summary['latency_ms']['p99']
     assert PlyData.read(tmp_path / 'out' / 'map.ply')['vertex'].count > 0
     assert Image.open(tmp_path / 'out' / 'map.png').format == 'PNG'
     assert 'weights are random' in capsys.readouterr().out
-
-
-def test_lossless_replay_equals_the_evaluation(folder, tmp_path, monkeypatch):
-    draw_nothing(monkeypatch)
-    monkeypatch.setattr(results, 'render_map', blank_png)
-    walk, flags = folder(20), ['--model', 'tiny', '--checkpoint', 'random']
-    assert evaluate.main([str(walk), '--out', str(tmp_path / 'evaluated'), *flags]) == 0
-    code, _, poses = run(walk, tmp_path, *flags)
     evaluated = np.loadtxt(tmp_path / 'evaluated' / 'walk' / 'trajectory.tum')
-    assert code == 0 and evaluated.shape == (20, 8)
+    assert evaluated.shape == (20, 8)
     moved = np.abs(evaluated[:, 1:4]).max()
     assert moved > 1e-4
     np.testing.assert_allclose(poses[:, :4], evaluated[:, :4], atol=1e-5 * moved)
+
+
+def test_images_of_a_folder_have_a_frame_id(folder):
+    job = replay._check(replay._parser().parse_args([str(folder(1))]))
+    assert job.source.frame_id == 'camera_optical_frame'
 
 
 def test_an_evaluation_is_never_overwritten(folder, tmp_path, capsys):
@@ -127,29 +139,13 @@ def test_an_evaluation_is_never_overwritten(folder, tmp_path, capsys):
     assert [file.name for file in out.iterdir()] == ['run.yaml']
 
 
-def test_a_camera_that_stands_still_gets_all_its_poses(folder, params, tmp_path):
-    model = ('--model', 'tiny', '--checkpoint', 'random')
-    settings = params(motion_gate=True)  # for the node alone
-    code, summary, poses = run(folder(5, still=True), tmp_path, '--params', settings, *model)
-    assert code == 0 and summary['dropped'] == {}
-    assert len(poses) == summary['heard']['clouds'] == 5  # keyframes, all of them
-
-
-def test_trajectory_is_the_optical_frame_in_the_map(folder, params, tmp_path, fake_engine):
-    fake_engine()
-    code, summary, poses = run(folder(12), tmp_path, '--params', params())
-    assert code == 0 and summary['frames_out'] == 12
-    np.testing.assert_allclose(poses[:, 1:4], np.outer(np.arange(12), (1, 0, 0)), atol=1e-6)
-    np.testing.assert_allclose(poses[:, 4:] * np.sign(poses[:, 5:6]), [TURN_XYZW] * 12, atol=1e-6)
-
-
 @pytest.fixture
 def mount():
     """Publish on /tf_static, from a process of its own as it were, where the camera is mounted."""
     context = rclpy.Context()
     rclpy.init(context=context)
     node = rclpy.create_node('robot_state_publisher', context=context)
-    where = TransformStamped(child_frame_id='camera_optical_frame')
+    where = TransformStamped(child_frame_id='cam7')
     where.header.frame_id = 'base_link'
     where.transform.translation = Vector3(x=0.3, y=0.0, z=1.0)
     x, y, z, w = TURN_XYZW
@@ -160,7 +156,7 @@ def mount():
     rclpy.shutdown(context=context)
 
 
-def test_trajectory_is_the_cameras_also_if_odometry_is_the_robots(
+def test_ros_arguments_reach_the_node_and_the_trajectory_is_the_cameras_if_odometry_is_the_robots(
     folder, params, tmp_path, fake_engine, mount
 ):
     def wait_for_listeners(_):
@@ -169,55 +165,17 @@ def test_trajectory_is_the_cameras_also_if_odometry_is_the_robots(
         time.sleep(0.05)
 
     fake_engine(before_push=wait_for_listeners)
-    options = params(tf_mode='map_to_base', scale=2.0, num_scale_frames=4)
-    code, summary, poses = run(folder(12), tmp_path, '--params', options)
-    assert code == 0 and summary['frames_out'] == summary['heard']['transforms'] == 12
+    of_node = params('/**', tf_mode='map_to_base', scale=2.0, num_scale_frames=16)
+    ros = ['-r', 'image:=/front/image', '-r', '__ns:=/robot', '-p', 'map_frame:=site']
+    code, summary, poses = run(
+        folder(12), tmp_path, '--params', of_node, '--frame-id', 'cam7', '--ros-args', *ros
+    )
+    assert code == 0 and summary['settings']['map_frame'] == 'site'
+    assert summary['settings']['num_scale_frames'] == 16  # the batch is not full: it is flushed
+    assert summary['frames_out'] == summary['heard']['transforms'] == len(poses) == 12
     expected = np.outer(np.arange(12), (2, 0, 0)) + (0.3, 0, 1.0)
     np.testing.assert_allclose(poses[:, 1:4], expected, atol=1e-6)
     np.testing.assert_allclose(poses[:, 4:] * np.sign(poses[:, 5:6]), [TURN_XYZW] * 12, atol=1e-6)
-
-
-def test_a_scale_batch_that_is_not_full_is_flushed(folder, params, tmp_path, fake_engine):
-    fake_engine()
-    code, summary, poses = run(folder(5), tmp_path, '--params', params(num_scale_frames=8))
-    assert (code, summary['frames_out'], len(poses)) == (0, 5, 5)
-
-
-def test_the_map_holds_what_the_depth_says(folder, params, tmp_path, fake_engine):
-    fake_engine()
-    run(folder(3), tmp_path, '--params', params(scale=2.0))
-    vertex = PlyData.read(tmp_path / 'out' / 'map.ply')['vertex']
-    depths = np.unique(np.round(vertex['x'], 3))
-    np.testing.assert_allclose(depths, 2.0 * (DEPTH + np.arange(3)), atol=1e-3)
-    assert set(vertex['red']) == set(vertex['green']) == set(vertex['blue']) == {128}
-
-
-def test_lossless_never_has_more_than_one_image_waiting(
-    folder, params, tmp_path, fake_engine, monkeypatch
-):
-    sent, sent_at_push = [], {}
-    send = Player.send
-    monkeypatch.setattr(Player, 'send', lambda *a: (sent.append(1), send(*a)))
-
-    def before_push(n):
-        time.sleep(0.03)  # time enough for a player that does not wait
-        sent_at_push[n] = len(sent)
-
-    fake_engine(before_push=before_push)
-    code, summary, _ = run(folder(12), tmp_path, '--params', params())
-    assert (code, summary['frames_out'], len(sent_at_push)) == (0, 12, 12)
-    assert all(count <= n + replay.IN_FLIGHT for n, count in sent_at_push.items())
-
-
-def test_real_time_lets_the_newest_win_and_accounts_for_all(folder, params, tmp_path, fake_engine):
-    fake_engine(before_push=lambda n: time.sleep(0.05))
-    code, summary, poses = run(folder(30), tmp_path, '--params', params(), '--rate', '10')
-    superseded = summary['dropped']['superseded']
-    assert code == 0 and summary['lost'] == 0 and superseded > 0
-    assert summary['frames_sent'] == 30
-    assert summary['frames_out'] + sum(summary['dropped'].values()) == 30
-    assert len(poses) == summary['frames_out']
-    assert poses[-1, 0] == pytest.approx(3.0)  # the newest image is never the one to go
 
 
 @pytest.fixture
@@ -240,17 +198,8 @@ def clock_times():
     context.shutdown()
 
 
-def test_real_time_has_a_clock(folder, params, tmp_path, fake_engine, clock_times):
-    fake_engine()
-    arguments = ['--params', params(), '--rate', '2', '--ros-args', '-p', 'use_sim_time:=true']
-    code, summary, _ = run(folder(20), tmp_path, *arguments)
-    assert code == 0 and summary['latency_ms']['p50'] > 0
-    assert clock_times == sorted(clock_times) and len(clock_times) > 1  # few on a busy machine
-    assert clock_times[0] >= 0.1 and clock_times[-1] >= 2.0
-
-
-def test_real_time_begins_when_the_node_is_warm(
-    folder, params, tmp_path, fake_engine, monkeypatch
+def test_real_time_begins_warm_has_a_clock_and_lets_the_newest_win(
+    folder, params, tmp_path, fake_engine, clock_times, monkeypatch
 ):
     sent, sent_when_warm = [], []
     send, warm_up = Player.send, FakeEngine.warm_up
@@ -262,22 +211,78 @@ def test_real_time_begins_when_the_node_is_warm(
         sent_when_warm.append(len(sent))
 
     monkeypatch.setattr(FakeEngine, 'warm_up', slow_warm_up)
-    fake_engine()
-    run(folder(4, size=(56, 84)), tmp_path, '--params', params(), '--rate', '10')
+    fake_engine(before_push=lambda n: time.sleep(0.05))
+    arguments = ['--params', params(), '--rate', '5', '--ros-args', '-p', 'use_sim_time:=true']
+    code, summary, poses = run(folder(30, size=(56, 84)), tmp_path, *arguments)
     assert sent_when_warm == [0, 1]  # once while loading, once for the size of the images
+    superseded = summary['dropped']['superseded']
+    assert code == 0 and summary['lost'] == 0 and superseded > 0
+    assert summary['frames_sent'] == 30
+    assert summary['frames_out'] + sum(summary['dropped'].values()) == 30
+    assert len(poses) == summary['frames_out']
+    assert poses[-1, 0] == pytest.approx(3.0)  # the newest image is never the one to go
+    assert summary['latency_ms']['p50'] > 0
+    assert clock_times == sorted(clock_times) and len(clock_times) > 1  # few on a busy machine
+    assert clock_times[0] >= 0.1 and clock_times[-1] >= 2.0
 
 
-def test_a_lost_image_is_counted_and_ends_in_1(folder, params, tmp_path, fake_engine, capsys):
-    def before_push(n):
-        if n == 9:
-            raise RuntimeError('out of luck')
+def stand_in(count, missing=(), **node_counts):
+    """Return what a player knows that has sent `count` images a second apart."""
+    sent = {i * SECOND: float(i) for i in range(count)}
+    received = {s: at_s + 0.01 for i, (s, at_s) in enumerate(sent.items()) if i not in missing}
+    T = np.tile(np.eye(4), (len(received), 1, 1))
+    T[:, 0, 3] = np.array(list(received)) / SECOND
+    return SimpleNamespace(
+        sent=sent,
+        received=received,
+        transforms=set(received),
+        clouds=1,
+        cloud_points=2,
+        path_poses=3,
+        node_counts=node_counts,
+        trajectory=lambda: (list(received), T),
+    )
 
-    fake_engine(before_push=before_push)
-    code, summary, poses = run(folder(12), tmp_path, '--params', params())
-    assert code == 1
-    assert summary['dropped'] == {'worker_error': 1} and summary['lost'] == 1
-    assert len(poses) == 11 and 0.9 not in poses[:, 0].round(6)
-    assert '12 images sent, 11 poses, 1 lost, 1 dropped (worker_error)' in capsys.readouterr().out
+
+def summarize(player, queue='lossless', skipped=0):
+    return results.summarize(player, SimpleNamespace(skipped=skipped), None, {'queue': queue})
+
+
+def test_a_lost_image_is_counted_with_its_reason():
+    counts = {'images_in': 12, 'dropped.worker_error': 1, 'dropped.reset': 0}
+    summary = summarize(stand_in(12, missing=[9], **counts), skipped=3)
+    assert summary.dropped == {'worker_error': 1} and summary.lost == 1
+    assert (summary.frames_sent, summary.frames_out, summary.skipped) == (12, 11, 3)
+    assert summary.latency_ms == {'p50': 10.0, 'p95': 10.0, 'p99': 10.0}
+    assert summary.rate_hz == 1.0  # 11 poses in 11.01 s
+    assert summary.line() == (
+        '12 images sent, 11 poses, 1 lost, 1 dropped (worker_error), '
+        '3 skipped (their stamps do not increase), 1.0 Hz, latency p50 10 ms, p99 10 ms'
+    )
+
+
+def test_in_real_time_only_images_that_should_have_a_pose_are_lost():
+    counts = {'images_in': 10, 'dropped.superseded': 3, 'dropped.bad_image': 1}
+    player = stand_in(12, missing=range(3, 9), **counts)
+    summary = summarize(player, 'latest')
+    assert summary.dropped == {'superseded': 3, 'bad_image': 1, 'on_the_way': 2}
+    assert summary.lost == 1
+    assert summarize(player).lost == 6  # lossless: superseded images as well
+    nothing = summarize(stand_in(2, missing=[0, 1], images_in=2))
+    assert (nothing.latency_ms, nothing.rate_hz, nothing.lost) == ({}, 0.0, 2)
+
+
+@pytest.mark.parametrize(
+    ('missing', 'interrupted', 'code'), [((), False, 0), ([1], False, 1), ((), True, 1)]
+)
+def test_the_exit_code_says_whether_every_image_has_a_pose(
+    missing, interrupted, code, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(results, 'render_map', blank_png)
+    job = replay.ReplayJob(SimpleNamespace(skipped=0), 'walk', None, tmp_path / 'out', 0.0)
+    settings = {'queue': 'lossless', 'checkpoint': ''}
+    player, points = stand_in(4, missing), np.empty(0, POINT_DTYPE)
+    assert replay._conclude(job, player, points, settings, interrupted) == code
 
 
 def curved(index):
@@ -303,21 +308,68 @@ def truth_bag(path, truth_offset_ns=0):
     return write_bag(path, messages, 'mcap')
 
 
-def test_a_bag_is_compared_with_its_ground_truth(params, tmp_path, fake_engine, capsys):
-    fake_engine(pose=curved)
-    code, summary, poses = run(
-        truth_bag(tmp_path / 'bag', truth_offset_ns=10**6), tmp_path, '--params', params()
+def true_track(position, offset_ns=0):
+    """Return ground truth with the stamps of `stand_in`."""
+    stamps_ns = np.arange(9) * SECOND
+    T = np.tile(np.eye(4), (9, 1, 1))
+    T[:, :3, 3] = [position(i) for i in range(9)]
+    return PoseTrack('/ground_truth', stamps_ns + offset_ns, T)
+
+
+@pytest.fixture(scope='module')
+def bag_replay(tmp_path_factory):
+    """Replay a bag with ground truth once, with map units of twice the network's."""
+    folder = tmp_path_factory.mktemp('bag_replay')
+    bag = truth_bag(folder / 'bag', truth_offset_ns=10**6)
+    sent, sent_at_push, send = [], {}, Player.send
+
+    def before_push(n):
+        time.sleep(0.03)  # time enough for a player that does not wait
+        sent_at_push[n] = len(sent)
+
+    of_node = write_params(folder, scale=2.0, image_transport='compressed')  # it gets raw images
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as printed:
+        patch.setattr(Player, 'send', lambda *a: (sent.append(1), send(*a)))
+        use_fake(patch, pose=curved, before_push=before_push)
+        code, summary, poses = run(bag, folder, '--params', of_node)
+    assert code == 0 and summary['frames_out'] == 9
+    return SimpleNamespace(
+        summary=summary,
+        poses=poses,
+        printed=printed.getvalue(),
+        map=PlyData.read(folder / 'out' / 'map.ply')['vertex'],
+        sent_at_push=sent_at_push,
     )
-    assert code == 0
+
+
+def test_trajectory_is_the_optical_frame_in_the_map(bag_replay):
+    poses = bag_replay.poses
     assert poses[:, 0].tolist() == list(range(50, 59))
-    np.testing.assert_allclose(poses[:, 1:4], [curved_in_map(i) for i in range(9)], atol=1e-6)
-    assert summary['ate']['rmse'] == pytest.approx(0.0, abs=1e-6)
-    assert summary['ate']['scale'] == pytest.approx(3.0) and summary['ate']['count'] == 9
-    assert 'ATE after Sim(3) alignment: rmse 0.000 m' in capsys.readouterr().out
+    np.testing.assert_allclose(poses[:, 1:4], [2 * curved_in_map(i) for i in range(9)], atol=1e-6)
+    np.testing.assert_allclose(poses[:, 4:] * np.sign(poses[:, 5:6]), [TURN_XYZW] * 9, atol=1e-6)
 
 
-def test_a_frame_of_a_tf_topic_is_chosen(params, tmp_path, fake_engine, capsys):
-    fake_engine(pose=curved)
+def test_the_map_holds_what_the_depth_says(bag_replay):
+    vertex = bag_replay.map
+    depths = np.unique(np.round(vertex['x'], 3))
+    expected = sorted(2.0 * (DEPTH + curved_in_map(i)[0]) for i in range(9))
+    np.testing.assert_allclose(depths, expected, atol=1e-3)
+    assert set(vertex['red']) == set(vertex['green']) == set(vertex['blue']) == {128}
+
+
+def test_lossless_never_has_more_than_one_image_waiting(bag_replay):
+    assert len(bag_replay.sent_at_push) == 9
+    assert all(count <= n + replay.IN_FLIGHT for n, count in bag_replay.sent_at_push.items())
+
+
+def test_a_bag_is_compared_with_its_ground_truth(bag_replay):
+    ate = bag_replay.summary['ate']
+    assert ate['rmse'] == pytest.approx(0.0, abs=1e-6)
+    assert ate['scale'] == pytest.approx(1.5) and ate['count'] == 9
+    assert 'ATE after Sim(3) alignment: rmse 0.000 m' in bag_replay.printed
+
+
+def test_a_frame_of_a_tf_topic_is_chosen(tmp_path):
     messages = []
     for i in range(9):
         stamp = (50 + i) * SECOND
@@ -327,74 +379,92 @@ def test_a_frame_of_a_tf_topic_is_chosen(params, tmp_path, fake_engine, capsys):
             for size, child in enumerate(('hand', 'camera'))
         ]
         messages.append(('/ground_truth', stamp, tf_message(*both)))
-    bag = write_bag(tmp_path / 'bag', messages)
-    assert run(bag, tmp_path, '--params', params())[0] == 2
-    assert 'choose one with --gt-frame: camera, hand' in capsys.readouterr().err
-    code, summary, _ = run(bag, tmp_path, '--params', params(), '--gt-frame', 'camera')
-    assert code == 0 and summary['ate']['scale'] == pytest.approx(2.0)
+    arguments = [str(write_bag(tmp_path / 'bag', messages)), '--out', str(tmp_path / 'out')]
+    with pytest.raises(UserError, match='choose one with --gt-frame: camera, hand'):
+        replay._check(replay._parser().parse_args(arguments))
+    job = replay._check(replay._parser().parse_args([*arguments, '--gt-frame', 'camera']))
+    stamps_ns = [(50 + i) * SECOND for i in range(9)]
+    T = true_track(curved_in_map).T
+    assert results.compare(stamps_ns, T, job.truth).values()['scale'] == pytest.approx(2.0)
 
 
-def test_pictures_come_raw_whatever_the_robot_sends(folder, params, tmp_path, fake_engine):
-    fake_engine()
-    code, summary, _ = run(folder(3), tmp_path, '--params', params(image_transport='compressed'))
-    assert code == 0 and summary['frames_out'] == 3
-
-
-def test_a_wrong_path_has_an_error(params, tmp_path, fake_engine):
-    fake_engine(pose=straight)
-    _, summary, _ = run(truth_bag(tmp_path / 'bag'), tmp_path, '--params', params())
-    assert summary['ate']['rmse'] > 0.1
-
-
-def test_ground_truth_of_another_time_is_said(params, tmp_path, fake_engine, capsys):
-    fake_engine(pose=curved)
-    bag = truth_bag(tmp_path / 'bag', truth_offset_ns=3600 * SECOND)
-    code, summary, _ = run(bag, tmp_path, '--params', params())
-    assert code == 0 and summary['ate'] is None
-    assert 'another time base' in capsys.readouterr().err
-
-
-def test_ros_arguments_and_frame_id_reach_the_node(folder, params, tmp_path, fake_engine):
-    fake_engine()
-    code, summary, _ = run(
-        folder(3),
-        tmp_path,
-        '--params',
-        params(),
-        '--frame-id',
-        'cam7',
-        '--ros-args',
-        '-r',
-        'image:=/front/image',
-        '-r',
-        '__ns:=/robot',
-        '-p',
-        'map_frame:=site',
+def test_poses_from_before_the_scale_was_found_are_those_that_the_node_has_rescaled():
+    row, rescaled = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0], np.eye(4)
+    rescaled[0, 3] = 0.25
+    kept = SimpleNamespace(export=lambda: ([SECOND], [rescaled]))
+    outputs = SimpleNamespace(current=SimpleNamespace(trajectory=kept))
+    player = SimpleNamespace(
+        _rows={2 * SECOND: row, SECOND: row},
+        _bodies={SECOND: 'cam', 2 * SECOND: 'cam'},
+        _extrinsics=lambda body: np.eye(4),
+        _is_rescaled=True,
+        _target=SimpleNamespace(pipeline=SimpleNamespace(outputs=outputs)),
     )
-    assert code == 0 and summary['settings']['map_frame'] == 'site'
-    assert summary['frames_out'] == summary['heard']['transforms'] == 3
+    stamps_ns, T = Player.trajectory(player)
+    assert stamps_ns == [SECOND, 2 * SECOND]
+    assert T[:, 0, 3].tolist() == [0.25, 1.0]
 
 
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_finishes_what_was_sent(number, folder, params, tmp_path, fake_engine, capsys):
-    fake_engine(before_push=lambda n: n == 6 and os.kill(os.getpid(), number))
+def test_a_wrong_path_has_an_error():
+    truth = true_track(lambda i: 3.0 * curved_in_map(i))
+    compared = results.compare(*stand_in(9).trajectory(), truth)
+    assert compared.values()['rmse'] > 0.1
+
+
+def test_ground_truth_of_another_time_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(results, 'render_map', blank_png)
+    truth = true_track(curved_in_map, offset_ns=3600 * SECOND)
+    job = replay.ReplayJob(SimpleNamespace(skipped=0), 'bag', truth, tmp_path / 'out', 0.0)
+    settings = {'queue': 'lossless', 'checkpoint': ''}
+    points = np.empty(0, POINT_DTYPE)
+    assert replay._conclude(job, stand_in(9), points, settings, interrupted=False) == 0
+    assert json.loads((tmp_path / 'out' / 'summary.json').read_text())['ate'] is None
+    told = capsys.readouterr().err
+    assert 'no comparison with /ground_truth: ' in told and 'another time base' in told
+
+
+def test_a_signal_finishes_what_was_sent(folder, params, tmp_path, fake_engine, capsys):
+    fake_engine(before_push=lambda n: n == 6 and os.kill(os.getpid(), signal.SIGTERM))
     code, summary, poses = run(folder(40), tmp_path, '--params', params())
     assert code == 1
     assert 6 <= summary['frames_sent'] == summary['frames_out'] == len(poses) < 40
     assert 'interrupted after' in capsys.readouterr().err
 
 
-def test_a_damaged_image_finishes_those_before_it(folder, params, tmp_path, fake_engine, capsys):
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_first_image_writes_nothing(number, tmp_path, monkeypatch, capsys):
+    def interrupt(args):
+        os.kill(os.getpid(), number)
+        time.sleep(10)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(replay, '_check', interrupt)
+    assert replay.main(['walk']) == 1
+    assert capsys.readouterr().err == f'{replay.PROGRAM}: interrupted, nothing was written\n'
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lost_image_and_those_before_a_damaged_one_are_accounted_for(
+    folder, params, tmp_path, fake_engine, capsys
+):
+    def before_push(n):
+        if n == 3:
+            raise RuntimeError('out of luck')
+
     walk = folder(9)
     (walk / '006.png').rename(walk / '006.jpg')  # Pillow goes by the content
     Image.open(walk / '006.jpg').save(walk / '006.jpg')
     jpeg = (walk / '006.jpg').read_bytes()
     (walk / '006.jpg').write_bytes(jpeg[: len(jpeg) * 3 // 4])  # its head is whole
-    fake_engine()
+    fake_engine(before_push=before_push)
     code, summary, poses = run(walk, tmp_path, '--params', params())
     assert code == 1
-    assert summary['frames_sent'] == summary['frames_out'] == len(poses) == 6
-    assert "006.jpg' is not an image or is damaged: finishing the 6" in capsys.readouterr().err
+    assert summary['dropped'] == {'worker_error': 1} and summary['lost'] == 1
+    assert summary['frames_sent'] == 6
+    assert poses[:, 0].round(6).tolist() == [0.1, 0.2, 0.4, 0.5, 0.6]
+    told = capsys.readouterr()
+    assert "006.jpg' is not an image or is damaged: finishing the 6" in told.err
+    assert '6 images sent, 5 poses, 1 lost, 1 dropped (worker_error)' in told.out
 
 
 def test_another_camera_on_the_topic_is_refused(folder, tmp_path, monkeypatch, capsys):
@@ -431,13 +501,9 @@ def bad_inputs(tmp_path, folder):
         yaml.safe_dump({'/**': {'ros__parameters': {'points.stride': 0}}})
     )
     (tmp_path / 'empty').mkdir()
-    (tmp_path / 'cut').mkdir()
-    (tmp_path / 'cut' / 'a.png').write_bytes((tmp_path / 'walk' / '000.png').read_bytes()[:900])
-    tiny = ['--model', 'tiny']
     return {
         'missing': ([str(tmp_path / 'nowhere')], 'nowhere.* does not exist'),
         'empty': ([str(tmp_path / 'empty')], 'contains no images'),
-        'damaged': ([str(tmp_path / 'cut'), *tiny, '--checkpoint', 'random'], 'a.png.*damaged'),
         'rate': ([walk, '--rate', '-1'], '--rate is -1.0'),
         'rate nan': ([walk, '--rate', 'nan'], '--rate is nan'),
         'rate too small': ([walk, '--rate', '1e-300'], '--rate is 1e-300'),
@@ -448,7 +514,10 @@ def bad_inputs(tmp_path, folder):
         'params value': ([walk, '--params', str(tmp_path / 'off.yaml')], 'points.stride'),
         'out': ([walk, '--out', str(tmp_path / 'taken')], 'taken.* is not a writable folder'),
         'out of no disk': ([walk, '--out', '/proc/results'], "'/proc' is not a writable folder"),
-        'checkpoint': ([walk, *tiny, '--checkpoint', 'no.pt'], "'no.pt' is not a file"),
+        'checkpoint': (
+            [walk, '--model', 'tiny', '--checkpoint', 'no.pt'],
+            "'no.pt' is not a file",
+        ),
         'topic': ([walk, '--image-topic', '/x'], 'not a bag'),
         'truth': ([walk, '--ground-truth', '/x'], 'not a file, and.*not a bag'),
     }
@@ -459,7 +528,6 @@ def bad_inputs(tmp_path, folder):
     [
         'missing',
         'empty',
-        'damaged',
         'rate',
         'rate nan',
         'rate too small',
@@ -478,6 +546,19 @@ def bad_inputs(tmp_path, folder):
 def test_bad_input_is_one_line_and_2(name, folder, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments, words = bad_inputs(tmp_path, folder)[name]
+    check_one_line_and_2(arguments, words, tmp_path, capfd)
+
+
+def test_a_recording_that_begins_damaged_is_one_line_and_2(folder, tmp_path, capfd, monkeypatch):
+    image = folder(1) / '000.png'
+    image.write_bytes(image.read_bytes()[:900])
+    monkeypatch.chdir(tmp_path)
+    player = SimpleNamespace(sent={}, wait_for_processed=lambda in_flight: None)
+    monkeypatch.setattr(replay, '_replay', lambda job, args: replay._play(player, job))
+    check_one_line_and_2([str(tmp_path / 'walk')], '000.png.*damaged', tmp_path, capfd)
+
+
+def check_one_line_and_2(arguments, words, tmp_path, capfd):
     before = sorted(tmp_path.iterdir())
     assert replay.main(arguments) == 2
     assert sorted(tmp_path.iterdir()) == before  # no results/
