@@ -7,7 +7,7 @@ import time
 from weakref import ref, ReferenceType, WeakKeyDictionary
 
 from rclpy.event_handler import EventHandler
-from rclpy.executors import MultiThreadedExecutor
+from rclpy.executors import MultiThreadedExecutor, TimeoutException
 from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.lifecycle import LifecycleNodeMixin
 from rclpy.node import Node
@@ -45,6 +45,18 @@ class NodeExecutor(MultiThreadedExecutor):
             return True
         subscription = self._subscription_of(entity)
         return subscription is None or super().can_execute(subscription)
+
+    def wait_for_ready_callbacks(self, *args, **kwargs):
+        """
+        Return the next ready callback; raise TimeoutException if there is none this time.
+
+        A deactivation destroys a subscription while this thread collects what to wait for. rclpy
+        allows for that, but not for the events of the subscription: spinning would end.
+        """
+        try:
+            return super().wait_for_ready_callbacks(*args, **kwargs)
+        except rclpy_implementation.InvalidHandle:
+            raise TimeoutException from None
 
     def _spin_once_impl(self, *args, **kwargs) -> None:
         with self._dispatching:

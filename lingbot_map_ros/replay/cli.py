@@ -34,7 +34,6 @@ from lingbot_map_ros.replay import results
 from lingbot_map_ros.replay.player import Player, PlayerError
 import numpy as np
 import rclpy
-from rclpy.executors import Executor, SingleThreadedExecutor
 from rclpy.lifecycle import TransitionCallbackReturn
 from rclpy.node import Node
 from rclpy.parameter import Parameter
@@ -178,14 +177,14 @@ def _replay(job: ReplayJob, args: argparse.Namespace) -> int:
     node = LingbotMapNode(
         parameter_overrides=_overrides(args), diagnostics_period_s=_DIAGNOSTICS_PERIOD_S
     )
-    with _spinning(node, NodeExecutor()):
+    with _spinning(node):
         try:
             success = TransitionCallbackReturn.SUCCESS
             if node.trigger_configure() != success or node.trigger_activate() != success:
                 return 2  # the node has logged why
             settings = {p.name: p.value for p in node.get_parameters(PARAMETERS)}
             player = Player(node, args.frame_id or job.source.frame_id)
-            with _spinning(player, SingleThreadedExecutor()):
+            with _spinning(player):
                 player.wait_for_node()
                 player.check_alone()
                 interrupted = _play(player, job)
@@ -214,8 +213,9 @@ def _overrides(args: argparse.Namespace) -> list[Parameter]:
 
 
 @contextmanager
-def _spinning(node: Node, executor: Executor) -> Iterator[None]:
+def _spinning(node: Node) -> Iterator[None]:
     """Spin a node in its own thread during the block, then destroy it."""
+    executor = NodeExecutor()
     executor.add_node(node)
     thread = threading.Thread(target=executor.spin, daemon=True)
     thread.start()

@@ -10,7 +10,9 @@ import lingbot_map_ros
 from lingbot_map_ros.rclpy_fixes import NodeExecutor
 import pytest
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
+from rclpy.event_handler import EventHandler
 from rclpy.executors import MultiThreadedExecutor
+from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.lifecycle import LifecycleNode
 from rclpy.node import Node
 from std_msgs.msg import Header
@@ -115,6 +117,32 @@ def test_shutdown_waits_for_a_callback_that_was_only_just_started():
     finally:
         pool.may_return.set()
         go_on.set()
+        spinner.join()
+        node.destroy_node()
+
+
+def test_events_of_a_subscription_that_is_being_destroyed_do_not_end_the_spinning(monkeypatch):
+    """A deactivation destroys it in another thread, between the search and the wait."""
+    add, destroyed, called = EventHandler.add_to_wait_set, threading.Event(), threading.Event()
+
+    def add_or_fail(handler, wait_set):
+        if not destroyed.is_set():
+            destroyed.set()
+            raise rclpy_implementation.InvalidHandle('destruction was requested')
+        add(handler, wait_set)
+
+    monkeypatch.setattr(EventHandler, 'add_to_wait_set', add_or_fail)
+    node = Node('active')
+    node.create_subscription(Header, 'images', lambda _: None, 10)
+    node.create_timer(0.01, lambda: destroyed.is_set() and called.set())
+    executor = NodeExecutor()
+    executor.add_node(node)
+    spinner = threading.Thread(target=executor.spin)
+    spinner.start()
+    try:
+        assert called.wait(WAIT_S) and spinner.is_alive()
+    finally:
+        executor.shutdown()
         spinner.join()
         node.destroy_node()
 

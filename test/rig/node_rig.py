@@ -19,7 +19,6 @@ from nav_msgs.msg import Odometry, Path
 from rcl_interfaces.msg import Parameter as ParameterMessage
 from rcl_interfaces.srv import SetParameters
 import rclpy
-from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
 from rclpy.qos import DurabilityPolicy, QoSProfile
 from sensor_msgs.msg import CameraInfo, Image, PointCloud2
@@ -189,7 +188,7 @@ def running(topics: tuple[str, ...] = (), autostart: bool = True, engine=None, *
         ],
         diagnostics_period_s=0.1,
     )
-    executors = [NodeExecutor(), SingleThreadedExecutor()]
+    executors = [NodeExecutor(), NodeExecutor()]
     executors[0].add_node(rig.node)
     executors[1].add_node(rig.probe)
     spinners = [threading.Thread(target=executor.spin) for executor in executors]
