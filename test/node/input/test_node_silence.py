@@ -1,4 +1,4 @@
-"""What the node says of its publishers of images, and while no images come."""
+"""What the node reports about publishers of images, and while no images arrive."""
 
 import subprocess
 import sys

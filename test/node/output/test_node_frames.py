@@ -1,4 +1,4 @@
-"""What the node says on /tf in each tf_mode, and what it does when a transform is missing."""
+"""What the node sends on /tf in each tf_mode, and reports when a transform is missing."""
 
 import itertools
 import time
@@ -21,7 +21,7 @@ SOON_S = 0.4  # for what must not happen
 
 
 class Robot:
-    """Tells the node where the robot's frames are."""
+    """Publishes the transforms of a robot to the node."""
 
     def __init__(self, rig):
         self._rig = rig
@@ -48,7 +48,7 @@ class Robot:
         self._moving.sendTransform(transform)
 
     def drive(self, speed, until_s, since_s=0.0):
-        """Tell odometry at begin and end: what is between must be interpolated."""
+        """Send odometry at begin and end; what is between must be interpolated."""
         self._rig.wait(lambda: self._moving.pub_tf.get_subscription_count() == 2)
         for time_s in (since_s, until_s):
             self.send(stamped('odom', 'base_link', time_s, (speed * time_s, 0.0, 0.0)))
